@@ -1,0 +1,399 @@
+"""The configuration: one frozen tree, TOML in, loaded without torch.
+
+`load(path, overrides)` returns a `Config`; an unknown key is an error that names the nearest known key, a value
+of the wrong type is an error that names the key and the value. Overrides have the form `learn.steps=20`; the
+part after `=` is read as TOML, and as a plain string where that fails. Paths are relative to the file.
+"""
+
+import difflib
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from leyden.base.errors import ConfigError
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=False, use_attribute_docstrings=True)
+
+
+class RunConfig(_Section):
+    """`[run]`"""
+
+    dir: str = "runs"
+    """Folder in which each run gets a folder of its own."""
+    seed: int = 0
+    """Seed of the data order, of sampling and of initial weights of new parameters."""
+
+
+class StoreConfig(_Section):
+    """`[store]`"""
+
+    url: str = "sqlite:///leyden.db"
+    """Where everything is recorded. A relative path is relative to the configuration file."""
+    synchronous: Literal["full", "normal"] = "normal"
+    """`full` also survives a power cut, at one fsync per group commit; `normal` survives a killed process."""
+
+
+class HarnessConfig(_Section):
+    """`[harness]`"""
+
+    command: str = ""
+    """Command line of the agent; `{input.field}` is replaced by that field of the task, quoted."""
+    callable: str = ""
+    """Instead of a command: `file.py:function`, called with the task in a process of its own."""
+    cwd: str = "."
+    """Folder against which the command's relative paths are read; by default the configuration's folder."""
+    timeout_s: float = Field(120.0, gt=0)
+    """Time limit of one attempt; then the whole process group is ended."""
+    concurrency: int = Field(8, ge=1)
+    """Attempts that run at once."""
+    env: dict[str, str] = {}
+    """Environment variables; values may hold `{input.field}`."""
+    workspace: str = ""
+    """Template folder that is copied for each attempt; empty means an empty folder."""
+    keep_workspaces: bool = False
+    """Keep the folders of attempts under the run folder."""
+    memory_bytes: int = Field(0, ge=0)
+    """Limit on the address space of the harness; 0 is none."""
+    output_bytes: int = Field(65536, ge=1024)
+    """Captured tail of each of standard output and standard error."""
+    preload: list[str] = []
+    """Modules that a Python harness imports anyway: `python FILE ...` is then forked from a process that has
+    imported them, which saves their import time per attempt. The harness itself is unchanged."""
+    max_attempts: int = Field(3, ge=1)
+    """Attempts of a rollout, the first included, when the outcome is retried."""
+
+
+class TasksConfig(_Section):
+    """`[tasks]`"""
+
+    train: str = ""
+    """JSON Lines file of tasks to learn from."""
+    val: str = ""
+    """Tasks to watch during training."""
+    holdout: str = ""
+    """Tasks that are never trained on; the verdict is about them."""
+    demos: str = ""
+    """JSON Lines file of approved demonstrations, `{"task": ..., "messages": [...]}`."""
+
+
+class LoraConfig(_Section):
+    """`[policies.NAME.lora]`"""
+
+    rank: int = Field(16, ge=1)
+    """Rank of the update."""
+    alpha: float = Field(32.0, gt=0)
+    """Scale; the update is multiplied by alpha / rank."""
+    targets: list[str] = []
+    """Names of modules; empty means every linear layer but the output."""
+
+
+class SamplingConfig(_Section):
+    """Sampling parameters: `[policies.NAME.sampling]` and `[policies.NAME.eval]`"""
+
+    temperature: float = Field(1.0, ge=0)
+    """0 is greedy, which cannot be trained on by RL."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Below 1 the sampled distribution is not the one trained; RL then refuses to start."""
+    max_tokens: int = Field(256, ge=1)
+    """Most tokens of one completion; a request that asks for less gets less."""
+
+
+class PolicyConfig(_Section):
+    """`[policies.NAME]`"""
+
+    model: str = ""
+    """Folder or hub id of a Hugging Face causal language model, or a GGUF file."""
+    engine: str = ""
+    """URL of an OpenAI-compatible engine that serves it; empty means the embedded sampler."""
+    engine_key_env: str = ""
+    """Environment variable that holds the engine's key."""
+    trainable: bool = True
+    """False: recorded and served, never updated."""
+    lora: LoraConfig | None = None
+    """Train a low-rank update instead of all weights."""
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """Type of the computation; parameters that are trained stay float32."""
+    max_context: int = Field(2048, ge=8)
+    """Prompt and completion together; a longer prompt is refused with a 400."""
+    chat_template: str = ""
+    """File of a chat template that replaces the tokenizer's own."""
+    tool_parser: str = "hermes"
+    """How tool calls are read from text: see `leyden.learning.backends.embedded.tools`."""
+    respect_harness: bool = False
+    """True: the temperature and top_p that the harness sends are used instead of `sampling`."""
+    sampling: SamplingConfig = SamplingConfig()
+    """For rollouts that are trained on."""
+    eval: SamplingConfig = SamplingConfig(temperature=0.0)
+    """For evaluation."""
+
+
+class RewardsConfig(_Section):
+    """`[rewards]`"""
+
+    verifier: str = ""
+    """`file.py:function`, or a command that reads one JSON object and prints one."""
+    weights: dict[str, float] = {}
+    """Component to weight; empty means weight 1 for a single component."""
+    gates: dict[str, str] = {}
+    """Component to the component that must be above 0 for it to count."""
+    clip: dict[str, tuple[float, float]] = {}
+    """Component to its allowed range; applied before the weight."""
+    success: str = ""
+    """Component that says whether a task is solved (above 0.5); empty means the total."""
+    timeout_s: float = Field(30.0, gt=0)
+    """Time limit of one verification."""
+    from_agent: bool = False
+    """Whether an attempt's own key may post rewards."""
+    on_failure: dict[str, Literal["train", "zero", "retry", "exclude"]] = {}
+    """Outcome to policy; replaces the defaults of `leyden.runner.outcome`."""
+
+
+class SftConfig(_Section):
+    """`[sft]`"""
+
+    epochs: int = Field(2, ge=1)
+    """Passes over the demonstrations."""
+    batch_size: int = Field(8, ge=1)
+    """Demonstrations per optimizer step."""
+    learning_rate: float = Field(1e-5, gt=0)
+    """Peak of the schedule."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Shape of the learning rate."""
+    warmup_steps: int = Field(0, ge=0)
+    """Linear warm-up."""
+
+
+class LearnConfig(_Section):
+    """`[learn]`"""
+
+    policy: str = "main"
+    """Which policy is trained."""
+    algorithm: Literal["grpo", "dr_grpo", "rloo", "rejection_sft"] = "grpo"
+    """Who gets credit."""
+    group_size: int = Field(8, ge=1)
+    """Rollouts of one task that are compared."""
+    tasks_per_step: int = Field(8, ge=1)
+    """Groups per step."""
+    steps: int = Field(50, ge=0)
+    """Optimizer rounds; 0 skips reinforcement learning."""
+    normalisation: Literal["rollout_mean", "token_mean", "call_mean", "constant"] = "rollout_mean"
+    """How token losses become one number (DESIGN 9)."""
+    constant_tokens: int = Field(256, ge=1)
+    """Divisor per rollout of `constant`."""
+    surrogate: Literal["policy_gradient", "ppo_clip"] = "policy_gradient"
+    """Loss per token."""
+    clip_low: float = Field(0.2, gt=0)
+    """The ratio's lower bound is 1 - clip_low."""
+    clip_high: float = Field(0.2, gt=0)
+    """The ratio's upper bound is 1 + clip_high."""
+    importance_cap: float = Field(2.0, ge=0)
+    """Cap of the weight exp(logp_trainer - logp_sampler); 0 turns the correction off."""
+    kl: float = Field(0.0, ge=0)
+    """Weight of the k3 estimate of the divergence from the starting policy."""
+    entropy: float = Field(0.0, ge=0)
+    """Weight of the entropy bonus."""
+    epochs: int = Field(1, ge=1)
+    """Passes over a step's rollouts."""
+    mini_batches: int = Field(1, ge=1)
+    """Optimizer steps per pass; a rollout stays in one of them."""
+    min_reward: float = 0.5
+    """`rejection_sft`: rollouts at or above are trained."""
+    learning_rate: float = Field(5e-6, gt=0)
+    """Peak of the schedule."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Shape of the learning rate."""
+    warmup_steps: int = Field(0, ge=0)
+    """Linear warm-up."""
+    weight_decay: float = Field(0.0, ge=0)
+    """AdamW's."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's."""
+    grad_clip: float = Field(1.0, ge=0)
+    """Largest gradient norm; 0 is none."""
+    layout: Literal["tree", "packed", "padded", "single"] = "tree"
+    """How trajectories are laid out for the update; the gradient is the same."""
+    token_budget: int = Field(4096, ge=16)
+    """Most tokens of one forward pass; gradients are accumulated over passes."""
+    eval_every: int = Field(0, ge=0)
+    """Evaluate on `val` every so many steps; 0 never."""
+    checkpoint_every: int = Field(5, ge=1)
+    """Save everything that `--resume` needs every so many steps."""
+    keep_checkpoints: int = Field(2, ge=1)
+    """Older ones are deleted, except versions that were evaluated."""
+    step_timeout_s: float = Field(1800.0, gt=0)
+    """Longest wait for the rollouts of one step."""
+
+
+class EvalConfig(_Section):
+    """`[eval]`"""
+
+    samples: int = Field(1, ge=1)
+    """Rollouts per task."""
+    max_tasks: int = Field(0, ge=0)
+    """Use the first so many tasks of the split; 0 is all."""
+    resamples: int = Field(10000, ge=100)
+    """Of the bootstrap."""
+    level: float = Field(0.95, gt=0, lt=1)
+    """Of every interval."""
+
+
+class GatewayConfig(_Section):
+    """`[gateway]`"""
+
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = Field(0, ge=0, le=65535)
+    """0 takes a free one."""
+    hold_timeout_s: float = Field(600.0, gt=0)
+    """Longest wait of a call while weights are updated."""
+    drain_timeout_s: float = Field(60.0, gt=0)
+    """Longest wait for calls in flight before they are aborted."""
+    upstream_timeout_s: float = Field(300.0, gt=0)
+    """Longest wait for an engine."""
+    max_body_bytes: int = Field(16 * 1024 * 1024, ge=1024)
+    """Larger requests are refused with 413."""
+    admin_key_env: str = "LEYDEN_ADMIN_KEY"
+    """Environment variable with the administrator's key; a random one is made when it is unset."""
+
+
+class Config(_Section):
+    """The whole tree."""
+
+    run: RunConfig = RunConfig()
+    """Where runs go."""
+    store: StoreConfig = StoreConfig()
+    """Where things are recorded."""
+    harness: HarnessConfig = HarnessConfig()
+    """The agent."""
+    tasks: TasksConfig = TasksConfig()
+    """What is asked."""
+    policies: dict[str, PolicyConfig] = {}
+    """What is improved, by the name that calls ask for."""
+    rewards: RewardsConfig = RewardsConfig()
+    """What is good."""
+    sft: SftConfig | None = None
+    """Supervised stage on `tasks.demos` before reinforcement learning; absent means none."""
+    learn: LearnConfig = LearnConfig()
+    """How it is improved."""
+    eval: EvalConfig = EvalConfig()
+    """How the gain is shown."""
+    gateway: GatewayConfig = GatewayConfig()
+    """How calls are served."""
+    base_dir: Path = Field(Path("."), exclude=True)
+    """Folder of the file; set by `load`, not a key."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "Config":
+        if self.harness.command and self.harness.callable:
+            raise ValueError("harness.command and harness.callable are both set; keep one")
+        for component, gate in self.rewards.gates.items():
+            if gate == component:
+                raise ValueError(f"rewards.gates.{component} names itself; name another component")
+        return self
+
+    def resolve(self, path: str) -> Path:
+        """`path` as an absolute path, relative to the configuration file."""
+        return (self.base_dir / Path(path).expanduser()).resolve()
+
+
+def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
+    """Read `path` (None: an empty file in the current folder) and apply overrides. Raises ConfigError."""
+    tree: dict[str, Any] = {}
+    if path is not None:
+        try:
+            tree = tomllib.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ConfigError(f"no configuration file {path}; write one with `leyden init`") from None
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise ConfigError(f"{path} cannot be read as TOML: {error}") from error
+    for override in overrides:
+        _override(tree, override)
+    return from_tree(tree, base_dir=(path.parent if path else Path(".")).resolve(), where=str(path or "configuration"))
+
+
+def from_tree(tree: Mapping[str, Any], *, base_dir: Path, where: str = "configuration") -> Config:
+    """A checked Config from nested mappings. Raises ConfigError."""
+    _check_keys(Config, tree, ())
+    try:
+        return Config.model_validate({**tree, "base_dir": base_dir})
+    except ValidationError as error:
+        lines = [
+            f"  {'.'.join(str(p) for p in item['loc']) or 'configuration'} = {item['input']!r}: {item['msg']}"
+            if item["type"] != "value_error"
+            else f"  {item['msg'].removeprefix('Value error, ')}"
+            for item in error.errors()
+        ]
+        raise ConfigError(f"{where} cannot be used:\n" + "\n".join(lines)) from None
+
+
+def known_keys() -> dict[str, str]:
+    """Every key with the documentation of its field, `policies.NAME.model` style, in order of declaration."""
+    keys: dict[str, str] = {}
+    _collect(Config, "", keys)
+    return keys
+
+
+def _override(tree: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    parts = key.strip().split(".")
+    if not equals or not all(parts):
+        raise ConfigError(f"override {override!r} is not of the form section.key=value, for example learn.steps=20")
+    try:
+        value = tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    node = tree
+    for part in parts[:-1]:
+        child = node.setdefault(part, {})
+        if not isinstance(child, dict):
+            raise ConfigError(f"override {override!r} goes below {part!r}, which is {child!r} and not a section")
+        node = child
+    node[parts[-1]] = value
+
+
+def _section_of(annotation: object) -> tuple[type[_Section] | None, bool]:
+    """(the section class behind an annotation, whether it is a table of named sections)."""
+    if isinstance(annotation, type) and issubclass(annotation, _Section):
+        return annotation, False
+    if get_origin(annotation) is dict:
+        inner, _ = _section_of(get_args(annotation)[1])
+        return inner, inner is not None
+    for argument in get_args(annotation):
+        inner, named = _section_of(argument)
+        if inner is not None:
+            return inner, named
+    return None, False
+
+
+def _check_keys(section: type[_Section], tree: Mapping[str, Any], path: tuple[str, ...]) -> None:
+    known = [name for name, field in section.model_fields.items() if not field.exclude]
+    for key, value in tree.items():
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean {'.'.join((*path, near[0]))!r}?" if near else f"known here: {', '.join(known)}"
+            raise ConfigError(f"unknown key {'.'.join((*path, key))!r}; {hint}")
+        inner, named = _section_of(section.model_fields[key].annotation)
+        if inner is None or not isinstance(value, Mapping):
+            continue
+        if named:
+            for name, child in value.items():
+                if isinstance(child, Mapping):
+                    _check_keys(inner, child, (*path, key, name))
+        else:
+            _check_keys(inner, value, (*path, key))
+
+
+def _collect(section: type[_Section], prefix: str, keys: dict[str, str]) -> None:
+    for name, field in section.model_fields.items():
+        if field.exclude:
+            continue
+        inner, named = _section_of(field.annotation)
+        if inner is None:
+            keys[prefix + name] = field.description or ""
+        else:
+            _collect(inner, f"{prefix}{name}.NAME." if named else f"{prefix}{name}.", keys)

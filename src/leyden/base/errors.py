@@ -1,0 +1,141 @@
+"""The one error tree. A message says what happened, with which value, and what to change.
+
+    LeydenError
+    +- ConfigError          a configuration file or an override cannot be used     (ValueError)
+    +- TaskError            a task file cannot be used                             (ValueError)
+    +- RecordError          a value does not fit the record it is meant for        (ValueError)
+    +- StoreError           the store cannot do what was asked
+    |  +- Conflict          a row with this key exists, or a transition is forbidden
+    |  +- NotFound          no such row
+    |  +- SchemaTooNew      the store was written by a newer Leyden
+    |  +- StoreUnusable     locked, read-only, full, or not a store at all
+    +- RequestRefused       a request to the gateway cannot be honoured exactly    (ValueError)
+    +- EngineError          an engine or provider behind the gateway failed
+    |  +- EngineUnreachable no connection, or it was closed before an answer
+    |  +- EngineIncapable   it cannot return what is needed (token ids, log-probs, ...)
+    +- TokenRefused         the tokens of a call cannot be trusted for training
+    +- HarnessError         the harness cannot be started at all                   (ValueError)
+    +- VerifierError        a verifier raised, hung, or returned what is no reward
+    +- LearningError        the learner cannot go on
+    |  +- ModelUnusable     a model or tokenizer cannot be trained or served       (ValueError)
+    |  +- ObjectiveError    the objective asked for does not hold for this data    (ValueError)
+    |  +- CheckpointError   a checkpoint is missing, incomplete or of another run  (ValueError)
+    +- HoldoutError         a rule that protects the holdout would be broken       (ValueError)
+    +- Interrupted          the user asked to stop; everything durable is durable
+
+What a user can cause is also a `ValueError`; what only we can cause is an `assert`.
+"""
+
+
+class LeydenError(Exception):
+    """Base of every error that Leyden raises on purpose."""
+
+
+class ConfigError(LeydenError, ValueError):
+    """A configuration file or an override cannot be used."""
+
+
+class TaskError(LeydenError, ValueError):
+    """A task file cannot be used."""
+
+
+class RecordError(LeydenError, ValueError):
+    """A value does not fit the record it is meant for."""
+
+
+class StoreError(LeydenError):
+    """The store cannot do what was asked."""
+
+
+class Conflict(StoreError):
+    """A row with this key exists already, or a state transition is forbidden."""
+
+
+class NotFound(StoreError):
+    """No such row."""
+
+
+class SchemaTooNew(StoreError):
+    """The store was written by a newer Leyden; nothing was changed."""
+
+
+class StoreUnusable(StoreError):
+    """The store is locked, read-only, full, or not a store at all."""
+
+
+class RequestRefused(LeydenError, ValueError):
+    """A request to the gateway cannot be honoured exactly.
+
+    `status` is the HTTP status, `field` the offending field if there is one, `hint` what to change.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        kind: str = "invalid_request_error",
+        field: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.kind = kind
+        self.field = field
+        self.hint = hint
+
+
+class EngineError(LeydenError):
+    """An engine or provider behind the gateway failed; `status` is what it answered, if it answered."""
+
+    def __init__(self, message: str, *, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class EngineUnreachable(EngineError):
+    """No connection to the engine, or it was closed before an answer."""
+
+
+class EngineIncapable(EngineError):
+    """The engine cannot return what is needed; the message names the engine and the flag."""
+
+
+class TokenRefused(LeydenError):
+    """The tokens of a call cannot be trusted for training; `reason` is the short name that is counted."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class HarnessError(LeydenError, ValueError):
+    """The harness cannot be started at all: command missing, not executable, bad template."""
+
+
+class VerifierError(LeydenError):
+    """A verifier raised, hung, or returned what is no reward."""
+
+
+class LearningError(LeydenError):
+    """The learner cannot go on."""
+
+
+class ModelUnusable(LearningError, ValueError):
+    """A model or tokenizer cannot be trained or served."""
+
+
+class ObjectiveError(LearningError, ValueError):
+    """The objective asked for does not hold for this data or backend."""
+
+
+class CheckpointError(LearningError, ValueError):
+    """A checkpoint is missing, incomplete or of another run."""
+
+
+class HoldoutError(LeydenError, ValueError):
+    """A rule that protects the holdout would be broken."""
+
+
+class Interrupted(LeydenError):
+    """The user asked to stop. Everything that was durable stays durable; `--resume` goes on."""

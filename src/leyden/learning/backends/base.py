@@ -1,0 +1,109 @@
+"""The contract of a backend: it moves the weights and serves them; it is blind to the algorithm.
+
+An algorithm decides credit; `leyden.learning.batch` turns credit into weights; a backend only sees labels with
+credit and weight and an `Objective`, the sum of named loss components.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from leyden.base.records import FloatArray
+from leyden.learning.batch import Batch
+
+Surrogate = Literal["policy_gradient", "ppo_clip", "nll"]
+Layout = Literal["tree", "packed", "padded", "single"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """What one optimizer step minimises: `sum_n weight_n * (surrogate_n + kl * k3_n - entropy * H_n)`."""
+
+    surrogate: Surrogate = "policy_gradient"
+    """`policy_gradient`: -credit * logp; `ppo_clip`: -min(ratio * credit, clipped ratio * credit); `nll`: -credit * logp
+    without importance weight."""
+    clip_low: float = 0.2
+    """`ppo_clip`: ratios are clipped at 1 - clip_low."""
+    clip_high: float = 0.2
+    """`ppo_clip`: ratios are clipped at 1 + clip_high."""
+    importance_cap: float = 2.0
+    """Labels with a sampler log-prob are weighed by min(exp(logp_old - logp_sampler), cap), without gradient;
+    0 turns it off. logp_old is the trainer's own log-prob before the step."""
+    kl: float = 0.0
+    """Weight of k3(reference, policy)."""
+    entropy: float = 0.0
+    """Weight of the entropy bonus."""
+    learning_rate: float = 5e-6
+    """Of this step; schedules are resolved before."""
+    grad_clip: float = 1.0
+    """Largest gradient norm; 0 is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateReport:
+    """What one call of `update` did, averaged over its optimizer steps."""
+
+    loss: float
+    """Value of the objective."""
+    grad_norm: float
+    """Before clipping."""
+    kl: float
+    """Weighted mean of k3 against the reference; 0 when there is none."""
+    entropy: float
+    """Weighted mean entropy of the policy at labels, in nats; 0 when it was not asked for."""
+    clip_fraction: float
+    """Share of labels whose clipped branch was taken."""
+    importance_capped: float
+    """Share of labels whose importance weight met the cap."""
+    gap_mean: float
+    """Mean |logp_trainer - logp_sampler| over labels that have both, before the update."""
+    gap_max: float
+    """Largest such difference."""
+    num_labels: int
+    """Trained tokens."""
+    num_forward_tokens: int
+    """Tokens that went through the model once, padding included."""
+    num_sequence_tokens: int
+    """Tokens of all sequences without any sharing."""
+    num_optimizer_steps: int
+    """Steps of the optimizer; 0 when there was nothing to train."""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Wall time by phase: `forward`, `backward`, `optimizer`, `old_logprobs`, ..."""
+
+
+class Backend(Protocol):
+    """What the loop needs of whoever samples from and moves the weights of one policy."""
+
+    policy: str
+    """Name of the policy."""
+    version: int
+    """Version of the weights it holds now."""
+
+    def start(self) -> str:
+        """Begin to serve; the URL of an engine that speaks the wire format of vLLM's server."""
+
+    @property
+    def engine_key(self) -> str:
+        """Bearer key that the engine wants."""
+
+    def encode_demo(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[int], int]:
+        """(ids of a whole conversation, number of ids before the last assistant turn) by the chat template."""
+
+    def update(self, batches: Sequence[Batch], objective: Objective, version: int) -> UpdateReport:
+        """One optimizer step per batch, in order; then the weights are `version` and are served as that."""
+
+    def logprobs(self, batch: Batch) -> FloatArray:
+        """Trainer log-prob of every label under the current weights; shape (N,)."""
+
+    def save(self, folder: Path, *, full: bool) -> None:
+        """Write the weights as safetensors with config and tokenizer; `full` adds optimizer and RNG states.
+
+        The folder appears whole or not at all.
+        """
+
+    def load(self, folder: Path, version: int, *, full: bool) -> None:
+        """Take the weights of `folder` (and, if `full`, everything else) and serve them as `version`."""
+
+    def close(self) -> None:
+        """Stop serving. Idempotent."""

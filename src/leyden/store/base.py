@@ -1,0 +1,57 @@
+"""The contract of a store: transactions on the tables of `schema`, and a way to wait for changes.
+
+A store knows no meaning. Rooms hand it jobs; it makes them durable and says so.
+
+- `append(table, rows)` is the hot road: rows of many callers are committed together (group commit).
+- `write(job)` runs one function inside a transaction of its own savepoint: all of it or nothing.
+- `read(query)` runs one function on a snapshot.
+- `changed(topic)` and `watch(topic, after)` are how anybody waits: nobody polls one row at a time.
+
+Whatever `append` or `write` returned for is on disk (`synchronous=FULL`) or, with `synchronous=NORMAL`,
+survives a killed process but perhaps not a power cut.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, Protocol, TypeVar
+
+from sqlalchemy import Connection, Table
+
+T = TypeVar("T")
+Row = Mapping[str, Any]
+
+
+class Store(Protocol):
+    """What every store does. One contract suite runs over every implementation."""
+
+    url: str
+    """Where it is, without credentials."""
+
+    def append(self, table: Table, rows: Sequence[Row]) -> "Future[None]":
+        """Insert rows that carry every non-null column of `table`; the future is done when they are durable.
+
+        Raises (in the future) Conflict if a key exists: then none of `rows` is in. StoreUnusable if the disk
+        is full or the file cannot be written.
+        """
+
+    def write(self, job: Callable[[Connection], T]) -> "Future[T]":
+        """Run `job` in a transaction; the future has its result once that is durable.
+
+        `job` may be run again after a lost race, so it must only touch the connection. Whatever it raises is
+        raised in the future and leaves no trace in the store.
+        """
+
+    def read(self, query: Callable[[Connection], T]) -> T:
+        """Run `query` on a read connection of the calling thread and return its result."""
+
+    def changed(self, connection: Connection, topic: str) -> None:
+        """Inside a `write` job: wake everybody who watches `topic` once the transaction is durable."""
+
+    def watch(self, topic: str, after: int, timeout_s: float) -> int:
+        """Wait until `topic` changed more than `after` times; its count, or `after` when the time is over."""
+
+    def count(self, topic: str) -> int:
+        """How often `topic` changed so far."""
+
+    def close(self) -> None:
+        """Finish what was handed in, then let go of every connection. Idempotent."""
