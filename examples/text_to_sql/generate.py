@@ -213,10 +213,10 @@ def _new_question(
     return None
 
 
-def as_demo(task: dict[str, Any]) -> dict[str, Any]:
-    """A demonstration: the task, and the conversation that the harness would have with a perfect model."""
+def as_demo(task: dict[str, Any], answer: str) -> dict[str, Any]:
+    """A demonstration: the task, and the conversation of the harness with a model that says `answer`."""
     messages = build_messages(task["input"]["schema"], task["input"]["question"])
-    return {"task": task, "messages": [*messages, {"role": "assistant", "content": task["answer"]["sql"]}]}
+    return {"task": task, "messages": [*messages, {"role": "assistant", "content": answer}]}
 
 
 def write_lines(path: Path, records: list[dict[str, Any]]) -> None:
@@ -237,7 +237,9 @@ def generate(out: Path, seed: int, counts: dict[str, int]) -> dict[str, list[dic
     for name in ("demos", "val", "holdout", "train"):
         source = holdout_pairs if name == "holdout" else train_pairs
         tasks[name] = list(make_tasks(seed, name, counts[name], source, asked))
-        records = [as_demo(task) for task in tasks[name]] if name == "demos" else tasks[name]
+        records = (
+            [as_demo(task, task["answer"]["sql"]) for task in tasks[name]] if name == "demos" else tasks[name]
+        )
         write_lines(out / "tasks" / f"{name}.jsonl", records)
     questions = [(task["domain"], task["input"]["question"]) for split in tasks.values() for task in split]
     assert len(questions) == len(set(questions)), "a question occurs twice"

@@ -7,7 +7,7 @@ that gives no usable answer is no fault of this script, so it still exits with 0
 `answer.sql`.
 
 Environment: QUESTION, SCHEMA (CREATE TABLE text), DATABASE (path of a SQLite file; a relative one is looked
-for in the working directory, then in TEXT_TO_SQL_DATA, then in `data` beside this file), MAX_TOKENS (48
+for in TEXT_TO_SQL_DATA, then in the working directory, then in `data` beside this file), MAX_TOKENS (48
 when unset), and the OPENAI_* variables of the SDK.
 """
 
@@ -85,7 +85,7 @@ def database_path(database: str) -> Path:
     """The file that DATABASE names; raises FileNotFoundError when no place has it."""
     roots = [Path.cwd(), Path(__file__).resolve().parent / "data"]
     if "TEXT_TO_SQL_DATA" in os.environ:
-        roots.insert(1, Path(os.environ["TEXT_TO_SQL_DATA"]))
+        roots.insert(0, Path(os.environ["TEXT_TO_SQL_DATA"]))
     for root in roots:
         path = root / database
         if path.is_file():

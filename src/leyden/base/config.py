@@ -1,11 +1,12 @@
 """The configuration: one frozen tree, TOML in, loaded without torch.
 
-`load(path, overrides)` returns a `Config`; an unknown key is an error that names the nearest known key, a value
+`load(path, overrides)` returns a `Config` from TOML, or from the JSON that `dump` wrote; an unknown key is an error that names the nearest known key, a value
 of the wrong type is an error that names the key and the value. Overrides have the form `learn.steps=20`; the
 part after `=` is read as TOML, and as a plain string where that fails. Paths are relative to the file.
 """
 
 import difflib
+import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -304,16 +305,25 @@ class Config(_Section):
 def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
     """Read `path` (None: an empty file in the current folder) and apply overrides. Raises ConfigError."""
     tree: dict[str, Any] = {}
+    base_dir = (path.parent if path else Path(".")).resolve()
     if path is not None:
         try:
-            tree = tomllib.loads(path.read_text(encoding="utf-8"))
+            text = path.read_text(encoding="utf-8")
+            tree = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
         except FileNotFoundError:
             raise ConfigError(f"no configuration file {path}; write one with `leyden init`") from None
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise ConfigError(f"{path} cannot be read as TOML: {error}") from error
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path} cannot be read: {error}") from error
+        if path.suffix == ".json":  # the resolved copy that is kept with a run
+            base_dir = Path(tree.pop("base_dir", base_dir))
     for override in overrides:
         _override(tree, override)
-    return from_tree(tree, base_dir=(path.parent if path else Path(".")).resolve(), where=str(path or "configuration"))
+    return from_tree(tree, base_dir=base_dir, where=str(path or "configuration"))
+
+
+def dump(config: Config) -> str:
+    """The resolved configuration as JSON that `load` reads back to an equal one."""
+    return json.dumps({**config.model_dump(mode="json"), "base_dir": str(config.base_dir)}, indent=2)
 
 
 def from_tree(tree: Mapping[str, Any], *, base_dir: Path, where: str = "configuration") -> Config:
@@ -336,6 +346,20 @@ def known_keys() -> dict[str, str]:
     keys: dict[str, str] = {}
     _collect(Config, "", keys)
     return keys
+
+
+def default_of(key: str) -> str:
+    """Default of a key of `known_keys` as TOML-like text; empty when there is none."""
+    section: type[_Section] = Config
+    parts = [part for part in key.split(".") if part != "NAME"]
+    for part in parts[:-1]:
+        inner, _ = _section_of(section.model_fields[part].annotation)
+        assert inner is not None
+        section = inner
+    default = section.model_fields[parts[-1]].get_default(call_default_factory=True)
+    if default is None or default == "":
+        return ""
+    return json.dumps(default.model_dump() if isinstance(default, _Section) else default)
 
 
 def _override(tree: dict[str, Any], override: str) -> None:

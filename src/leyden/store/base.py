@@ -3,9 +3,11 @@
 A store knows no meaning. Rooms hand it jobs; it makes them durable and says so.
 
 - `append(table, rows)` is the hot road: rows of many callers are committed together (group commit).
+  `append_all` does the same for rows that belong together although their tables differ.
 - `write(job)` runs one function inside a transaction of its own savepoint: all of it or nothing.
 - `read(query)` runs one function on a snapshot.
-- `changed(topic)` and `watch(topic, after)` are how anybody waits: nobody polls one row at a time.
+- `changed(topic)` and `watch(topic, after)` (or `subscribe`, its future) are how anybody waits: nobody polls
+  one row at a time.
 
 Whatever `append` or `write` returned for is on disk (`synchronous=FULL`) or, with `synchronous=NORMAL`,
 survives a killed process but perhaps not a power cut.
@@ -34,6 +36,9 @@ class Store(Protocol):
         is full or the file cannot be written.
         """
 
+    def append_all(self, parts: "Sequence[tuple[Table, Sequence[Row]]]") -> "Future[None]":
+        """Like `append` for rows of several tables: all of them or none, in one transaction."""
+
     def write(self, job: Callable[[Connection], T]) -> "Future[T]":
         """Run `job` in a transaction; the future has its result once that is durable.
 
@@ -49,6 +54,12 @@ class Store(Protocol):
 
     def watch(self, topic: str, after: int, timeout_s: float) -> int:
         """Wait until `topic` changed more than `after` times; its count, or `after` when the time is over."""
+
+    def subscribe(self, topic: str, after: int) -> "Future[int]":
+        """A future with the count of `topic` as soon as it is above `after`; cancel it to let go.
+
+        StoreUnusable (in the future) when the store is closed first.
+        """
 
     def count(self, topic: str) -> int:
         """How often `topic` changed so far."""

@@ -196,6 +196,7 @@ policies = Table(
     Column("policy", String(128), primary_key=True),
     Column("version", Integer, primary_key=True),
     Column("kind", String(16), nullable=False),
+    Column("stage", String(16)),
     Column("parent", Integer),
     Column("path", Text),
     _id("run_id"),

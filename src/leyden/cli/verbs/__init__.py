@@ -1,0 +1,1 @@
+"""One file per verb: `HELP` is its help text, `command` its function."""

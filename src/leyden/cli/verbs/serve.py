@@ -1,0 +1,81 @@
+"""`leyden serve`: the gateway alone, in front of an engine or of the embedded sampler."""
+
+import os
+import secrets
+from pathlib import Path
+
+import typer
+
+from leyden.base.config import Config
+from leyden.cli import wiring
+from leyden.cli.processes import Child, die_with_parent, write_ready
+from leyden.cli.verbs.options import DEFAULT_CONFIG, ConfigOption, JsonOption, ReadyFile, SetOption, read_config
+
+HELP = "Serve the model API: relay and record calls. Needs no torch, unless it must start the embedded sampler."
+
+
+def command(
+    config: ConfigOption = DEFAULT_CONFIG,
+    override: SetOption = None,
+    version: str = typer.Option("", "--version-of", metavar="POLICY@N", help="Serve this policy version."),
+    json_output: JsonOption = False,
+    ready_file: ReadyFile = None,
+) -> None:
+    """Run until Ctrl-C."""
+    from leyden.gateway.app import serve
+
+    if ready_file:
+        die_with_parent()
+    wiring.raise_open_files()
+    settings = read_config(config, override)
+    folder = settings.resolve(settings.run.dir) / "serve"
+    engines: list[Child] = []
+    store = wiring.store_of(settings)
+    try:
+        settings = _with_engines(settings, config, override or [], folder, version, engines)
+        admin_key = os.environ.get(settings.gateway.admin_key_env)
+        made = admin_key is None
+        admin_key = admin_key or f"ley-admin-{secrets.token_urlsafe(24)}"
+
+        def on_ready(url: str) -> None:
+            write_ready(ready_file, {"url": url, "pid": os.getpid()})
+            if ready_file:
+                return
+            if json_output:
+                import json
+
+                print(json.dumps({"url": url, "admin_key": admin_key if made else None}), flush=True)
+                return
+            typer.echo(f"Leyden gateway on {url}  (OpenAI base URL: {url}/v1)")
+            if made:
+                typer.echo(f"Administrator's key, made for this process (set {settings.gateway.admin_key_env} to keep one): {admin_key}")
+
+        serve(settings, store, admin_key=admin_key, on_ready=on_ready)
+    finally:
+        for child in engines:
+            child.stop()
+        store.close()
+
+
+def _with_engines(
+    settings: Config, path: Path, overrides: list[str], folder: Path, version: str, engines: list[Child]
+) -> Config:
+    """Start the embedded sampler, as a process of its own, for each policy without an engine."""
+    policies = dict(settings.policies)
+    for name, policy in settings.policies.items():
+        if policy.engine:
+            continue
+        key = secrets.token_urlsafe(24)
+        variable = f"{wiring.ENGINE_KEY_ENV}_{name.upper()}"
+        arguments = ["engine", "--config", str(path.resolve()), "--policy", name]
+        for item in overrides:
+            arguments += ["--set", item]
+        if version.startswith(f"{name}@"):
+            arguments += ["--version-of", version]
+        child = Child(f"engine-{name}", arguments, folder, {**os.environ, wiring.ENGINE_KEY_ENV: key})
+        engines.append(child)
+        typer.echo(f"Loading {policy.model} for policy {name!r} ...", err=True)
+        facts = child.start()
+        os.environ[variable] = key
+        policies[name] = policy.model_copy(update={"engine": facts["url"], "engine_key_env": variable})
+    return settings.model_copy(update={"policies": policies})

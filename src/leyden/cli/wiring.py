@@ -1,0 +1,349 @@
+"""The one place that builds rooms and puts them together. Verbs call it; rooms never do.
+
+A run is four processes: this one holds the loop and the backend; the gateway and the runner are children
+(`processes.Child`); the harness of each attempt is a child of the runner. They meet in the store.
+"""
+
+import asyncio
+import json
+import os
+import platform
+import secrets
+import signal
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection
+
+import leyden
+from leyden.base.config import Config, PolicyConfig, dump
+from leyden.base.errors import ConfigError, Interrupted, LearningError, TaskError
+from leyden.base.records import PolicyVersion, Task
+from leyden.base.tasks import Demo, check_splits, load_demos, load_tasks
+from leyden.cli.processes import Child
+from leyden.loop import House, Progress
+from leyden.store import ledger, open_store
+from leyden.store.base import Store
+
+ENGINE_KEY_ENV = "LEYDEN_ENGINE_KEY"
+"""Variable in which the gateway process finds the key of the embedded sampler."""
+
+
+def store_of(config: Config, *, create: bool = True) -> Store:
+    """The store that the configuration names; a relative SQLite path is relative to the configuration file."""
+    url = config.store.url
+    prefix = "sqlite:///"
+    if url.startswith(prefix) and not url.startswith("sqlite:////"):
+        url = f"{prefix}{config.resolve(url.removeprefix(prefix))}"
+    return open_store(url, synchronous=config.store.synchronous, create=create)
+
+
+def policy_of(config: Config, name: str) -> PolicyConfig:
+    """The section of a policy. Raises ConfigError when there is none."""
+    if name not in config.policies:
+        known = ", ".join(sorted(config.policies)) or "none"
+        raise ConfigError(f"no section [policies.{name}] (known: {known}); add one with `model = ...`")
+    return config.policies[name]
+
+
+def tasks_of(config: Config) -> tuple[list[Task], list[Task], list[Task], list[Demo]]:
+    """(train, val, holdout, demonstrations) as the configuration names them; those not named are empty."""
+
+    def read(path: str, split: Any) -> list[Task]:
+        return load_tasks(config.resolve(path), split=split) if path else []
+
+    train = read(config.tasks.train, "train")
+    val = read(config.tasks.val, "val")
+    held = read(config.tasks.holdout, "holdout")
+    for a, b in ((train, held), (val, held)):
+        if a and b:
+            check_splits(a, b)
+    demos = load_demos(config.resolve(config.tasks.demos)) if config.tasks.demos else []
+    if config.sft and not demos:
+        raise ConfigError("[sft] needs demonstrations; set tasks.demos, or remove the section")
+    if config.eval.max_tasks:
+        val, held = val[: config.eval.max_tasks], held[: config.eval.max_tasks]
+    return train, val, held, demos
+
+
+def versions() -> dict[str, str]:
+    """What a result was made with."""
+    from importlib import metadata
+
+    found = {"leyden": leyden.__version__, "python": platform.python_version(), "machine": platform.machine()}
+    for name in ("torch", "transformers", "peft", "numpy", "openai", "aiohttp", "uvicorn"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+class GatewayClient:
+    """The administrator's side of the gateway, for the loop."""
+
+    def __init__(self, url: str, key: str) -> None:
+        self.url = url
+        self._key = key
+
+    def post(self, path: str, body: Mapping[str, Any], timeout_s: float = 30.0) -> dict[str, Any]:
+        """POST JSON. Raises LearningError with what the gateway said."""
+        request = urllib.request.Request(
+            self.url + path,
+            data=json.dumps(body).encode(),
+            headers={"content-type": "application/json", "authorization": f"Bearer {self._key}"},
+            method="POST",
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+                found: dict[str, Any] = json.loads(answer.read() or b"{}")
+                return found
+        except urllib.error.HTTPError as error:
+            raise LearningError(f"the gateway refused POST {path}: {error.read()[:300]!r}") from error
+        except OSError as error:
+            raise LearningError(f"the gateway at {self.url} does not answer POST {path}: {error}") from error
+
+
+class LocalServices:
+    """Gateway and runner of one run on this machine."""
+
+    def __init__(
+        self, config: Config, folder: Path, run_id: str, engine_url: str, engine_key: str
+    ) -> None:
+        """`config` with the policy's engine replaced by the embedded sampler is what the children read."""
+        policy = config.learn.policy
+        changed = config.policies[policy].model_copy(
+            update={"engine": engine_url, "engine_key_env": ENGINE_KEY_ENV}
+        )
+        served = config.model_copy(update={"policies": {**config.policies, policy: changed}})
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "served.json"
+        path.write_text(dump(served), encoding="utf-8")
+        self.admin_key = os.environ.get(config.gateway.admin_key_env) or f"ley-admin-{secrets.token_urlsafe(24)}"
+        env = {**os.environ, config.gateway.admin_key_env: self.admin_key, ENGINE_KEY_ENV: engine_key}
+        logs = folder / "logs"
+        self.gateway = Child("gateway", ["serve", "--config", str(path)], logs, env)
+        self._runner_arguments = ["run", "--config", str(path), "--worker", "--run", run_id]
+        runner_env = {k: v for k, v in env.items() if k not in (config.gateway.admin_key_env, ENGINE_KEY_ENV)}
+        self.runner = Child("runner", self._runner_arguments, logs, runner_env)
+        self._config = config
+
+    def start(self) -> None:
+        """Both, the gateway first: the runner tells harnesses its address."""
+        facts = self.gateway.start()
+        self.client = GatewayClient(facts["url"], self.admin_key)
+        self.runner.start(["--gateway", facts["url"]])
+
+    def check(self) -> None:
+        """Restart what died; the gateway comes back on the port it had, so harnesses find it again."""
+        port = self.client.url.rpartition(":")[2]
+        self.gateway.check(["--set", f"gateway.port={port}"])
+        self.runner.check(["--gateway", self.client.url])
+
+    async def hold(self) -> None:
+        """New calls wait; calls in flight have ended, or were aborted at the drain limit, when this returns."""
+        limit_s = self._config.gateway.drain_timeout_s
+        await asyncio.to_thread(self.client.post, "/proxy/pause", {"reason": "weight update"})
+        await asyncio.to_thread(self.client.post, "/proxy/drain", {"timeout_s": limit_s}, limit_s + 30)
+
+    async def resume(self) -> None:
+        """Calls go on."""
+        await asyncio.to_thread(self.client.post, "/proxy/resume", {})
+
+    def stop(self) -> None:
+        """The runner first, so that no attempt sees its gateway vanish."""
+        self.runner.stop()
+        self.gateway.stop()
+
+
+@dataclass
+class StopSignal:
+    """Ctrl-C and SIGTERM, seen between two units of work; a second one ends the process at once."""
+
+    requested: bool = False
+    on_first: Callable[[], None] = field(default=lambda: None)
+
+    def check(self) -> None:
+        """Raises Interrupted once somebody asked."""
+        if self.requested:
+            raise Interrupted("stopped as asked; everything recorded stays, `--resume` goes on from here")
+
+    def install(self) -> None:
+        """Take SIGINT and SIGTERM."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._handle)
+
+    def _handle(self, number: int, frame: object) -> None:
+        if self.requested:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        self.requested = True
+        self.on_first()
+
+
+def new_run_id(config: Config, training: bool = True) -> str:
+    """A readable name that sorts by time."""
+    what = config.learn.algorithm if training else "eval"
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{what}-{secrets.token_hex(2)}"
+
+
+def backend_of(config: Config, policy: str) -> Any:
+    """The backend of a policy, not yet serving. Imports torch."""
+    settings = policy_of(config, policy)
+    if not settings.model:
+        raise ConfigError(f"policies.{policy}.model is empty; name a folder, a hub id or a GGUF file")
+    try:
+        from leyden.learning.backends.embedded.backend import EmbeddedBackend
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"training needs {error.name}; install it with: pip install 'leyden[train]'") from error
+    local = config.resolve(settings.model)
+    template = str(config.resolve(settings.chat_template)) if settings.chat_template else ""
+    resolved = settings.model_copy(
+        update={"model": str(local) if local.exists() else settings.model, "chat_template": template}
+    )
+    return EmbeddedBackend(policy, resolved, config.learn, seed=config.run.seed)
+
+
+def start_version(connection: Connection, store: Store, policy: str, run_id: str, model: str) -> int:
+    """The number of the version that a new run starts from: names are never reused, whatever ran before."""
+    known = [v.version for v in ledger.policy_versions(connection, policy)]
+    number = max(known) + 1 if known else 0
+    version = PolicyVersion(policy=policy, version=number, path=model, run_id=run_id, created_at=time.time())
+    ledger.add_policy_version(connection, store, version, stage="base")
+    return number
+
+
+@contextmanager
+def open_house(
+    config: Config,
+    progress: Progress,
+    *,
+    resume: Path | None = None,
+    stop: StopSignal | None = None,
+    training: bool = True,
+) -> Iterator[House]:
+    """A house ready for `loop.improve`: model loaded, gateway and runner up. Everything is ended on the way out.
+
+    With `training=False` nothing is registered as a run that made versions: it can only evaluate.
+    """
+    from leyden.rewards.verifiers import check_verifier
+    from leyden.runner.lease import check_harness
+
+    if config.run.dir == "":
+        raise ConfigError("run.dir is empty; name a folder for runs, for example runs")
+    policy_of(config, config.learn.policy)
+    train, val, held, demos = tasks_of(config)
+    if training and config.learn.steps and not train:
+        raise TaskError("there is nothing to learn from: set tasks.train, or learn.steps=0")
+    if training and not held:
+        progress.say("No holdout tasks (tasks.holdout): the run can learn, but it cannot prove a gain.")
+    check_harness(config)
+    check_verifier(config)
+    policy = config.learn.policy
+    store = store_of(config)
+    run_id = resume.name if resume else new_run_id(config, training)
+    folder = resume or config.resolve(config.run.dir) / run_id
+    backend = services = None
+    base, sft_done, done_steps = 0, False, 0
+    try:
+        backend = backend_of(config, policy)
+        folder.mkdir(parents=True, exist_ok=True)
+        if training:
+            base, sft_done, done_steps = _register(config, store, run_id, folder, resume is not None)
+            _restore(backend, folder, policy, base, sft_done, done_steps, config)
+        engine_url = backend.start()
+        services = LocalServices(config, folder, run_id, engine_url, backend.engine_key)
+        services.start()
+        yield House(
+            config=config,
+            run_id=run_id,
+            folder=folder,
+            store=store,
+            backend=backend,
+            services=services,
+            progress=progress,
+            train_tasks=train,
+            holdout_tasks=held,
+            val_tasks=val,
+            demos=demos,
+            base_version=base,
+            done_steps=done_steps,
+            sft_done=sft_done,
+            stop_requested=stop.check if stop else lambda: None,
+        )
+    finally:
+        if services:
+            services.stop()
+        if backend:
+            backend.close()
+        store.close()
+
+
+def load_version(house: House, number: int) -> None:
+    """Make the backend hold a registered version. Raises ConfigError when its weights are gone."""
+    if house.backend.version == number and number != 0:
+        return
+    known = {v.version: v for v in house.store.read(lambda c: ledger.policy_versions(c, house.policy))}
+    path = known[number].path if number in known else None
+    model = house.config.policies[house.policy].model
+    if path is None or path == model:
+        house.backend.load_base(number)
+    elif Path(path).is_dir():
+        house.backend.load(Path(path), number, full=False)
+    else:
+        raise ConfigError(f"the weights of {house.policy}@{number} are gone: {path} is no folder")
+
+
+def _register(
+    config: Config, store: Store, run_id: str, folder: Path, resumed: bool
+) -> tuple[int, bool, int]:
+    """Write down a new run, or find where an old one stood: (base version, supervised stage done, steps done)."""
+    policy = config.learn.policy
+    if not resumed:
+        (folder / "config.json").write_text(dump(config), encoding="utf-8")
+        (folder / "versions.json").write_text(json.dumps(versions(), indent=2), encoding="utf-8")
+
+        def start(connection: Connection) -> int:
+            ledger.add_run(connection, store, run_id, json.loads(dump(config)), versions(), now=time.time())
+            return start_version(connection, store, policy, run_id, config.policies[policy].model)
+
+        return store.write(start).result(30), False, 0
+
+    def look(connection: Connection) -> list[PolicyVersion]:
+        return [v for v in ledger.policy_versions(connection, policy) if v.run_id == run_id]
+
+    mine = store.read(look)
+    if not mine:
+        raise ConfigError(f"run {run_id} is not in the store {store.url}; give the --config it was started with")
+    base = min(v.version for v in mine)
+    complete = [v for v in mine if v.version > base and (folder / "checkpoints" / v.name / "trainer").is_dir()]
+    latest = max(complete, key=lambda v: v.version, default=None)
+    if latest is None:
+        return base, False, 0
+    return base, config.sft is not None, latest.version - base - (1 if config.sft else 0)
+
+
+def _restore(
+    backend: Any, folder: Path, policy: str, base: int, sft_done: bool, done_steps: int, config: Config
+) -> None:
+    version = base + (1 if sft_done and config.sft else 0) + done_steps
+    if version == base:
+        backend.version = base
+    else:
+        backend.load(folder / "checkpoints" / f"{policy}@{version}", version, full=True)
+
+
+def raise_open_files() -> None:
+    """Hundreds of connections need more than the customary 1,024 descriptors."""
+    if sys.platform != "win32":
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 65536)), hard))

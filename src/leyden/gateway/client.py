@@ -1,0 +1,94 @@
+"""The harness's side of one connection, on bare ASGI: reads the body, answers, and notices when it leaves."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+import orjson
+
+from leyden.base.errors import RequestRefused
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+JSON: tuple[bytes, bytes] = (b"content-type", b"application/json")
+EVENT_STREAM: tuple[bytes, bytes] = (b"content-type", b"text/event-stream; charset=utf-8")
+
+
+class ClientLeft(Exception):
+    """The harness closed the connection before its request was whole. Never leaves the gateway."""
+
+
+class Client:
+    """One request's connection."""
+
+    def __init__(self, receive: Receive, send: Send) -> None:
+        self._receive = receive
+        self._send = send
+        self._watch: asyncio.Future[Message] | None = None
+        self.started = False
+        """Whether status and headers went out."""
+        self.finished = False
+        """Whether the answer is complete, or nobody is there to take it."""
+
+    async def body(self, max_bytes: int) -> bytes:
+        """The request's body. Raises RequestRefused (413), ClientLeft."""
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                self.finished = True
+                raise ClientLeft
+            part = message.get("body", b"")
+            size += len(part)
+            if size > max_bytes:
+                raise RequestRefused(
+                    f"the request has more than {max_bytes} bytes", status=413, kind="request_too_large",
+                    hint="shorten it, or raise gateway.max_body_bytes",
+                )  # fmt: skip
+            if not message.get("more_body", False):
+                return part if not parts else b"".join([*parts, part])
+            parts.append(part)
+
+    def watch(self, on_left: Callable[[], None]) -> None:
+        """Call `on_left` once if the harness closes the connection before its answer is complete."""
+
+        def done(future: "asyncio.Future[Message]") -> None:
+            if not future.cancelled() and future.exception() is None and not self.finished:
+                self.finished = True
+                on_left()
+
+        self._watch = asyncio.ensure_future(self._receive())
+        self._watch.add_done_callback(done)
+
+    async def start(self, status: int, headers: Headers) -> None:
+        """Send status and headers."""
+        self.started = True
+        if not self.finished:
+            await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def part(self, body: bytes) -> None:
+        """Send a part of the body."""
+        if not self.finished:
+            await self._send({"type": "http.response.body", "body": body, "more_body": True})
+
+    async def end(self, body: bytes = b"") -> None:
+        """Send the last part of the body."""
+        if not self.finished:
+            self.finished = True
+            await self._send({"type": "http.response.body", "body": body})
+        if self._watch is not None:
+            self._watch.cancel()
+
+    async def whole(self, status: int, headers: Headers, body: bytes) -> None:
+        """Send a whole answer."""
+        headers.append((b"content-length", b"%d" % len(body)))
+        await self.start(status, headers)
+        await self.end(body)
+
+    async def json(self, status: int, body: object) -> None:
+        """Send a JSON answer."""
+        await self.whole(status, [JSON], orjson.dumps(body))

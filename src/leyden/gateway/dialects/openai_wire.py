@@ -1,0 +1,122 @@
+"""What both OpenAI dialects share: common fields, error shape, and the merging of streamed choices.
+
+Does not know messages or prompts; `openai_chat` and `openai_completions` do.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from leyden.base.errors import RequestRefused
+from leyden.gateway.dialects.base import Body, is_count, is_number, take
+
+COMMON_FIELDS = frozenset(
+    {
+        "model", "stop", "n", "max_tokens", "temperature", "top_p", "seed", "stream", "stream_options", "logprobs",
+        "user", "metadata", "presence_penalty", "frequency_penalty", "return_token_ids",
+    }
+)  # fmt: skip
+"""Fields that mean the same in both dialects."""
+
+MAX_CHOICES = 128
+"""The bound of OpenAI's own API."""
+
+
+def parse_sampling(body: Body, max_tokens_fields: tuple[str, ...]) -> dict[str, Any]:
+    """Sampling parameters that were sent, under our names. Raises RequestRefused."""
+    asked: dict[str, Any] = {}
+    temperature = take(body, "temperature", lambda v: is_number(v) and 0 <= v <= 2, "a number from 0 to 2")
+    top_p = take(body, "top_p", lambda v: is_number(v) and 0 < v <= 1, "a number above 0 and at most 1")
+    seed = take(
+        body, "seed", lambda v: isinstance(v, int) and not isinstance(v, bool) and abs(v) < 2**63,
+        "a whole number of 64 bits",
+    )  # fmt: skip
+    stop = take(body, "stop", _is_stop, "a string or a list of up to 16 non-empty strings")
+    n = take(body, "n", lambda v: is_count(v) and v <= MAX_CHOICES, f"a whole number from 1 to {MAX_CHOICES}")
+    for key in max_tokens_fields:
+        value = take(body, key, is_count, "a whole number of at least 1")
+        if value is not None:
+            asked["max_tokens"] = min(value, asked.get("max_tokens", value))
+    for key, value in (("temperature", temperature), ("top_p", top_p), ("seed", seed), ("stop", stop), ("n", n)):
+        if value is not None:
+            asked[key] = value
+    for key in ("presence_penalty", "frequency_penalty"):
+        if body.get(key) not in (None, 0):
+            raise RequestRefused(
+                f"{key} is {body[key]!r}; only 0 is supported, since the sampled distribution would not be the "
+                "model's own",
+                field=key,
+                hint=f"leave {key} out",
+            )
+    return asked
+
+
+def parse_stream(body: Body) -> tuple[bool, bool]:
+    """(whether a stream was asked for, whether usage belongs in the answer)."""
+    stream = take(body, "stream", lambda v: isinstance(v, bool), "true or false", False)
+    options = take(body, "stream_options", lambda v: isinstance(v, dict), "an object", {})
+    for key in options:
+        if key != "include_usage":
+            raise RequestRefused(
+                f"stream_options.{key} is not supported", field=f"stream_options.{key}",
+                hint="only stream_options.include_usage is",
+            )  # fmt: skip
+    if options and not stream:
+        raise RequestRefused(
+            "stream_options was sent without stream = true", field="stream_options", hint="set stream to true"
+        )
+    return stream, not stream or bool(options.get("include_usage"))
+
+
+def parse_alias(body: Body) -> str:
+    """The model name. Raises RequestRefused."""
+    alias = body.get("model")
+    if not isinstance(alias, str) or not alias:
+        raise RequestRefused(
+            f"model is {alias!r}; it must be the name of a policy", field="model", hint="GET /v1/models lists them"
+        )
+    return alias
+
+
+def error_body(message: str, kind: str, field: str | None, hint: str | None) -> Body:
+    """OpenAI's error object, with the field and a hint beside it."""
+    error: Body = {"message": message, "type": kind, "param": field, "code": kind}
+    if field is not None:
+        error["field"] = field
+    if hint is not None:
+        error["hint"] = hint
+    return {"error": error}
+
+
+def merge_delta(into: Body, delta: Mapping[str, Any]) -> None:
+    """Add a streamed delta: strings grow, tool calls are merged by index, anything else is replaced."""
+    for key, value in delta.items():
+        if value is None:
+            into.setdefault(key, None)
+        elif key == "tool_calls":
+            merge_tool_calls(into.setdefault("tool_calls", []), value)
+        elif key != "role" and isinstance(value, str) and isinstance(into.get(key), str):
+            into[key] += value
+        else:
+            into[key] = value
+
+
+def merge_tool_calls(calls: list[Body], deltas: list[Body]) -> None:
+    """Add streamed pieces of tool calls; names and ids come once, arguments grow."""
+    for delta in deltas:
+        index = delta.get("index", 0)
+        while len(calls) <= index:
+            calls.append({"id": None, "type": "function", "function": {"name": "", "arguments": ""}})
+        call = calls[index]
+        call["id"] = delta.get("id") or call["id"]
+        call["type"] = delta.get("type") or call["type"]
+        function = delta.get("function") or {}
+        call["function"]["name"] += function.get("name") or ""
+        call["function"]["arguments"] += function.get("arguments") or ""
+
+
+def _is_stop(value: object) -> bool:
+    if isinstance(value, str):
+        return value != ""
+    return (
+        isinstance(value, list) and 0 < len(value) <= 16 and all(isinstance(item, str) and item for item in value)
+    )

@@ -1,0 +1,394 @@
+"""One model call, start to finish: identify, translate, choose, send, record, answer.
+
+Each phase is one function with one record in and one out. What a phase cannot honour it raises; `forward` turns that
+into an error in the shape of the dialect. From `send` on a call has a durable intent, so whatever happens then ends
+in `record`, not in an exception. A stream is relayed while `send` runs; its last events are released by `answer`.
+"""
+
+import asyncio
+import time
+from dataclasses import replace
+
+import aiohttp
+import orjson
+
+from leyden.base.errors import Conflict, EngineError, LeydenError, RequestRefused, StoreError
+from leyden.base.records import Call, CallCompletion, CallIntent, Choice
+from leyden.gateway import upstream
+from leyden.gateway.address import Address
+from leyden.gateway.auth import Caller, Keys, KnownAttempt
+from leyden.gateway.client import EVENT_STREAM, JSON, Client, ClientLeft, Headers
+from leyden.gateway.dialects import Body
+from leyden.gateway.ledger import Book, Flight, digest_of
+from leyden.gateway.refusals import refuse
+from leyden.gateway.road import Arrival, Called, Chosen, Gateway, Recorded, Sent, Translated
+from leyden.gateway.sampling import effective_sampling, seed_of
+from leyden.gateway.stream import Relay, event_bytes, read_json
+from leyden.traces.tokens import checked
+
+MAX_CONFLICTS = 64
+"""Occurrences tried for one intent: another gateway on the same store can have taken at most as many as it served."""
+
+
+async def forward(gateway: Gateway, arrival: Arrival) -> None:
+    """Answer one model call."""
+    called: Called | None = None
+    try:
+        called = await identify(gateway, arrival)
+        translated = await translate(gateway, called)
+        book = called.known.book if called.known is not None else gateway.live
+        place = await book.place(gateway.reader, translated.digest, arrival.retry_count, arrival.from_sdk)
+        if isinstance(place, Call):
+            await replay(translated, place)
+            return
+        arrival.client.watch(place.left)
+        if place.mine():
+            await fly(gateway, book, translated, place)
+        else:
+            await follow(place, arrival.client)
+    except ClientLeft:
+        pass
+    except LeydenError as error:
+        await refuse(gateway, arrival, called, error)
+
+
+async def fly(gateway: Gateway, book: Book, translated: Translated, flight: Flight) -> None:
+    """Take a new call through the phases that may be waited for by several clients."""
+    gateway.flights.add(flight)
+    failure: LeydenError | None = None
+    try:
+        chosen = await choose(gateway, book, translated, flight)
+        try:
+            sent = await send(gateway, chosen)
+            recorded = await record(gateway, sent)
+        finally:
+            gateway.hold.leave()
+        await answer(recorded)
+    except LeydenError as error:
+        failure = error
+        raise
+    finally:
+        gateway.flights.discard(flight)
+        book.close(flight)
+        flight.finish(failure)
+
+
+async def identify(gateway: Gateway, arrival: Arrival) -> Called:
+    """Who calls, for which attempt, with what body. Raises RequestRefused."""
+    caller = await gateway.keys.caller(arrival.key)
+    known = await attempt_of(gateway.keys, caller, arrival.address)
+    if known is not None:
+        gateway.keys.still_runs(known)
+    raw = await arrival.client.body(gateway.config.gateway.max_body_bytes)
+    return Called(arrival=arrival, known=known, raw=raw)
+
+
+async def attempt_of(keys: Keys, caller: Caller, address: Address) -> KnownAttempt | None:
+    """The attempt that a call belongs to, None for live traffic. Raises RequestRefused when path and key disagree."""
+    known = caller.known
+    if address.rollout_id is None:
+        return known
+    assert address.attempt_id is not None
+    if caller.role != "attempt":
+        known = await keys.attempt(address.rollout_id, address.attempt_id)
+    assert known is not None
+    if known.rollout.id != address.rollout_id:
+        await keys.rollout_exists(address.rollout_id)
+    if (known.rollout.id, known.attempt.id) != (address.rollout_id, address.attempt_id):
+        raise RequestRefused(
+            f"this key belongs to another attempt than {address.attempt_id} of rollout {address.rollout_id}",
+            status=403, kind="permission_error", hint="use the base URL and the key of the same environment",
+        )  # fmt: skip
+    if address.mode is not None and address.mode != known.rollout.mode:
+        raise RequestRefused(
+            f"the path says mode {address.mode}, but rollout {known.rollout.id} has mode {known.rollout.mode}",
+            status=403, kind="permission_error",
+        )  # fmt: skip
+    return known
+
+
+async def translate(gateway: Gateway, called: Called) -> Translated:
+    """The request with sampling parameters from their one place, and every change named. Raises RequestRefused."""
+    dialect = called.arrival.address.dialect
+    request = dialect.parse(_json_object(called.raw))
+    policy = await gateway.router.policy(request.alias)
+    used, rewrites = effective_sampling(request, policy, called.known.rollout if called.known else None)
+    return Translated(
+        called=called, request=request, used=used, rewrites=rewrites, digest=digest_of(dialect.path, request.body)
+    )
+
+
+async def choose(gateway: Gateway, book: Book, translated: Translated, flight: Flight) -> Chosen:
+    """Wait while the gateway is paused, then pick policy version, replica and seed. Raises LeydenError.
+
+    Counts the call as in flight; whoever gets a Chosen must let `hold.leave` be called.
+    """
+    await flight.interruptible(gateway.hold.enter())
+    flight.entered = True
+    try:
+        called = translated.called
+        rollout = called.known.rollout if called.known is not None else None
+        route = await gateway.router.route(translated.request.alias, rollout)
+        model = await gateway.upstream.name(route)
+        await gateway.upstream.require(route, called.arrival.address.dialect, model)
+        await book.number(gateway.reader, flight)
+        used, rewrites = dict(translated.used), list(translated.rewrites)
+        if "seed" not in used and rollout is not None and used["temperature"] != 0 and called.known is not None:
+            used["seed"] = seed_of(rollout.seed, called.known.attempt.number, flight.seq)
+            rewrites.append("seed")
+    except BaseException:
+        gateway.hold.leave()
+        raise
+    return Chosen(translated=translated, flight=flight, route=route, model=model, used=used, rewrites=rewrites)
+
+
+async def send(gateway: Gateway, chosen: Chosen) -> Sent:
+    """Make the intent durable, then ask the engine; a stream is relayed as it comes.
+
+    Raises StoreError if the intent cannot be written; then nothing was sampled. Never raises for the engine.
+    """
+    await _write_intent(gateway, chosen)
+    flight, arrival = chosen.flight, chosen.translated.called.arrival
+    dialect = arrival.address.dialect
+    request = chosen.translated.request
+    relay = Relay(dialect, request) if request.stream else None
+    try:
+        return await flight.interruptible(_ask(gateway, chosen, relay))
+    except RequestRefused as stopped:
+        assert stopped.kind == "aborted", stopped
+        return Sent(
+            chosen=chosen, status="aborted", http_status=503, answer=relay.assembled() if relay else {},
+            error=str(stopped), kind="aborted",
+        )  # fmt: skip
+    except (EngineError, aiohttp.ClientError, TimeoutError) as error:
+        reason = str(error) or f"engine {chosen.route.endpoint}: {type(error).__name__}"
+        return Sent(
+            chosen=chosen, status="error", http_status=502, answer=relay.assembled() if relay else {}, error=reason
+        )
+
+
+async def _write_intent(gateway: Gateway, chosen: Chosen) -> None:
+    called, flight = chosen.translated.called, chosen.flight
+    known, request = called.known, chosen.translated.request
+    intent = CallIntent(
+        call_id=flight.call_id,
+        rollout_id=known.rollout.id if known else None,
+        attempt_id=known.attempt.id if known else None,
+        seq=flight.seq,
+        digest=flight.digest,
+        occurrence=flight.occurrence,
+        origin="rollout" if known else "live",
+        dialect=request.dialect,
+        alias=request.alias,
+        policy=chosen.route.policy,
+        policy_version=chosen.route.version,
+        engine=chosen.route.endpoint,
+        stream=request.stream,
+        request=request.body,
+        sampling={"asked": dict(request.asked), "used": dict(chosen.used)},
+        rewrites=tuple(chosen.rewrites),
+        started_at=called.arrival.started_at,
+    )
+    for _ in range(MAX_CONFLICTS):
+        try:
+            await asyncio.wrap_future(gateway.recorder.intent(intent))
+            return
+        except Conflict:
+            flight.occurrence += 1  # another gateway on this store has taken that occurrence
+            intent = replace(intent, occurrence=flight.occurrence)
+    raise Conflict(f"call {flight.call_id}: {MAX_CONFLICTS} occurrences of its request are taken; is the store shared?")
+
+
+async def _ask(gateway: Gateway, chosen: Chosen, relay: Relay | None) -> Sent:
+    """The engine's answer. Raises EngineError."""
+    called = chosen.translated.called
+    dialect = called.arrival.address.dialect
+    body = dialect.engine_body(chosen.translated.request, chosen.used, chosen.model)
+    deadline = time.monotonic() + _seconds_left(gateway, called.known)
+    response = await gateway.upstream.post(chosen.route, dialect.path, body, deadline=deadline)
+    try:
+        first_byte_ms = (time.monotonic() - called.arrival.began) * 1000
+        if response.status == 200 and relay is not None:
+            return await _relay(chosen, relay, response, first_byte_ms)
+        answer = read_json(await upstream.read(response, chosen.route))
+    finally:
+        response.close() if not response.content.at_eof() else response.release()
+    if response.status != 200:
+        message, kind = _engine_error(answer, response.status, chosen.route.endpoint)
+        status = response.status if 400 <= response.status < 500 else 502
+        return Sent(chosen=chosen, status="error", http_status=status, answer={}, error=message, kind=kind)
+    if not isinstance(answer, dict) or not isinstance(answer.get("choices"), list):
+        raise EngineError(f"engine {chosen.route.endpoint} answered what is no {dialect.name} response")
+    return Sent(chosen=chosen, status="ok", http_status=200, answer=answer, first_byte_ms=first_byte_ms)
+
+
+async def _relay(chosen: Chosen, relay: Relay, response: aiohttp.ClientResponse, first_byte_ms: float) -> Sent:
+    """Pass a stream on, up to the events that wait for the record."""
+    flight, client = chosen.flight, chosen.translated.called.arrival.client
+    headers = [EVENT_STREAM, (b"cache-control", b"no-cache"), *_headers(chosen)]
+    flight.start(200, headers)
+    await client.start(200, list(headers))
+    async for data in response.content.iter_any():
+        public = relay.feed(data)
+        if public:
+            flight.release(public)
+            await client.part(public)
+        if relay.done or relay.error is not None:
+            break
+    if relay.complete:
+        return Sent(
+            chosen=chosen, status="ok", http_status=200, answer=relay.assembled(), held=relay.terminal(),
+            first_byte_ms=first_byte_ms,
+        )  # fmt: skip
+    if relay.error is not None:
+        error = f"the engine reported an error in its stream: {relay.error.get('message', relay.error)}"
+    else:
+        error = f"engine {chosen.route.endpoint} ended its stream before the last event"
+    return Sent(
+        chosen=chosen, status="error", http_status=502, answer=relay.assembled(), error=error,
+        first_byte_ms=first_byte_ms,
+    )  # fmt: skip
+
+
+async def record(gateway: Gateway, sent: Sent) -> Recorded:
+    """Check the tokens and make the completion durable. Raises StoreError; then the last byte is not released."""
+    chosen = sent.chosen
+    flight, called = chosen.flight, chosen.translated.called
+    dialect, request = called.arrival.address.dialect, chosen.translated.request
+    capture = dialect.capture(sent.answer)
+    tokens = checked(capture.prompt_ids, capture.choices, capture.usage)
+    choices = tokens.choices if sent.status == "ok" else [_unfinished(choice) for choice in tokens.choices]
+    public = dialect.public(sent.answer, request) if sent.answer.get("choices") else {}
+    if sent.status != "ok" and not public:
+        public = dialect.error_body(sent.error or "", sent.kind, None, None)
+    delivered = await flight.settled()
+    completion = CallCompletion(
+        call_id=flight.call_id,
+        status=sent.status,
+        http_status=sent.http_status,
+        response=public,
+        provenance=tokens.provenance,
+        refusal=tokens.refusal,
+        prompt_ids=tokens.prompt_ids,
+        choices=choices,
+        usage=capture.usage,
+        delivered=delivered,
+        retry_count=flight.retry_count,
+        error=sent.error,
+        latency_ms=(time.monotonic() - called.arrival.began) * 1000,
+        first_byte_ms=sent.first_byte_ms,
+        ended_at=time.time(),
+    )
+    try:
+        await asyncio.wrap_future(gateway.recorder.completion(completion))
+    except StoreError as error:
+        if flight.head is not None:  # a stream is under way: the error has to go into it
+            await _end(sent, event_bytes(dialect.error_body(str(error), "store", None, None)))
+        raise
+    return Recorded(sent=sent, public=public)
+
+
+async def answer(recorded: Recorded) -> None:
+    """Release what was held back until the call was durable."""
+    sent = recorded.sent
+    flight, called = sent.chosen.flight, sent.chosen.translated.called
+    dialect = called.arrival.address.dialect
+    if flight.head is not None:
+        last = sent.held
+        if sent.status != "ok":
+            last = event_bytes(dialect.error_body(sent.error or "", sent.kind, None, None))
+        await _end(sent, last)
+        return
+    if sent.status == "ok":
+        body = orjson.dumps(recorded.public)
+    else:
+        hint = "send the request again: nothing was delivered" if sent.status == "aborted" else None
+        body = orjson.dumps(dialect.error_body(sent.error or "", sent.kind, None, hint))
+    headers = [JSON, *_headers(sent.chosen)]
+    flight.start(sent.http_status, headers)
+    flight.release(body)
+    await called.arrival.client.whole(sent.http_status, list(headers), body)
+
+
+async def _end(sent: Sent, last: bytes) -> None:
+    sent.chosen.flight.release(last)
+    await sent.chosen.translated.called.arrival.client.end(last)
+
+
+async def follow(flight: Flight, client: Client) -> None:
+    """Give a retry the answer of the call that it belongs to. Raises what that call raised."""
+    await flight.started()
+    if flight.head is None:
+        raise flight.error or RequestRefused(
+            "the call that this retry belongs to was stopped", status=503, kind="aborted", hint="send it again"
+        )
+    await client.start(flight.head[0], list(flight.head[1]))
+    index = 0
+    while (part := await flight.part(index)) is not None:
+        await client.part(part)
+        index += 1
+    await client.end()
+
+
+async def replay(translated: Translated, call: Call) -> None:
+    """Answer a retry from the store."""
+    arrival, request = translated.called.arrival, translated.request
+    response = dict(call.response or {})
+    headers: Headers = [
+        (b"x-leyden-call", call.id.encode()),
+        (b"x-leyden-policy", f"{call.policy}@{call.policy_version}".encode("latin-1", "replace")),
+        (b"x-leyden-rewrites", ",".join(call.rewrites).encode()),
+        (b"x-leyden-replayed", b"1"),
+    ]
+    if not request.stream:
+        await arrival.client.whole(200, [JSON, *headers], orjson.dumps(response))
+        return
+    chunks = arrival.address.dialect.chunks(response, request)
+    await arrival.client.start(200, [EVENT_STREAM, *headers])
+    await arrival.client.end(b"".join(event_bytes(chunk) for chunk in chunks) + b"data: [DONE]\n\n")
+
+
+def _seconds_left(gateway: Gateway, known: KnownAttempt | None) -> float:
+    """How long an engine may take: the configured limit, or what is left of the attempt if that is less."""
+    limit_s = gateway.config.gateway.upstream_timeout_s
+    if known is None:
+        return limit_s
+    attempt_s = known.rollout.config.get("timeout_seconds")
+    if not isinstance(attempt_s, int | float) or attempt_s <= 0:
+        return limit_s
+    return min(limit_s, max(1.0, known.attempt.started_at + attempt_s - time.time()))
+
+
+def _unfinished(choice: Choice) -> Choice:
+    return choice if choice.finish_reason else replace(choice, finish_reason="abort")
+
+
+def _engine_error(answer: object, status: int, endpoint: str) -> tuple[str, str]:
+    error = answer.get("error", answer) if isinstance(answer, dict) else None
+    if isinstance(error, dict):
+        return str(error.get("message") or error), str(error.get("type") or "engine_error")
+    return f"engine {endpoint} answered status {status}" + (f": {error}" if error else ""), "engine_error"
+
+
+def _headers(chosen: Chosen) -> Headers:
+    return [
+        (b"x-leyden-call", chosen.flight.call_id.encode()),
+        (b"x-leyden-policy", f"{chosen.route.policy}@{chosen.route.version}".encode("latin-1", "replace")),
+        (b"x-leyden-rewrites", ",".join(chosen.rewrites).encode()),
+    ]
+
+
+def _json_object(raw: bytes) -> Body:
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise RequestRefused(f"the body is not JSON: {error}", hint="send a JSON object") from None
+    if not isinstance(body, dict):
+        raise RequestRefused(
+            f"the body is a JSON {_json_name(body)}; it must be an object", status=422, hint="send a JSON object"
+        )
+    return body
+
+
+def _json_name(value: object) -> str:
+    return {list: "list", str: "string", bool: "boolean", int: "number", float: "number"}.get(type(value), "null")

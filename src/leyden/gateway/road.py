@@ -1,0 +1,142 @@
+"""The road of a call as records: what each phase of `forward` takes and gives. `Gateway` is the rooms they share."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from leyden.base.config import Config
+from leyden.gateway.address import Address
+from leyden.gateway.auth import Keys, KnownAttempt
+from leyden.gateway.client import Client
+from leyden.gateway.dialects import Body, ModelRequest
+from leyden.gateway.hold import Hold
+from leyden.gateway.ledger import Book, Flight
+from leyden.gateway.routing import Route, Router
+from leyden.gateway.upstream import Upstream
+from leyden.store.base import Store
+from leyden.traces.reader import Reader
+from leyden.traces.recorder import Recorder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gateway:
+    """The rooms that a call passes through; made once."""
+
+    config: Config
+    """The whole configuration."""
+    store: Store
+    """Where everything is recorded."""
+    recorder: Recorder
+    """The only road in."""
+    reader: Reader
+    """The only road out."""
+    keys: Keys
+    """Who calls."""
+    router: Router
+    """Where calls go."""
+    upstream: Upstream
+    """Connections to engines."""
+    hold: Hold
+    """Pause and drain."""
+    live: Book = field(default_factory=lambda: Book(None))
+    """Calls without an attempt."""
+    flights: set[Flight] = field(default_factory=set)
+    """Every call between its arrival and its record."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """A request as it came."""
+
+    address: Address
+    """What its path says."""
+    key: bytes | None
+    """What it was sent with."""
+    retry_count: int
+    """As an SDK marked it; 0 if it did not."""
+    from_sdk: bool
+    """Whether an SDK that retries sent it."""
+    client: Client
+    """Who waits."""
+    started_at: float
+    """Seconds since the epoch."""
+    began: float
+    """The same on the monotonic clock."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Called:
+    """A request whose caller is known."""
+
+    arrival: Arrival
+    """The request."""
+    known: KnownAttempt | None
+    """None for live traffic."""
+    raw: bytes
+    """The body."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Translated:
+    """A request that can be honoured."""
+
+    called: Called
+    """The request."""
+    request: ModelRequest
+    """The request, read and checked."""
+    used: Mapping[str, Any]
+    """Effective sampling parameters, the seed excepted."""
+    rewrites: Sequence[str]
+    """Fields that were changed."""
+    digest: str
+    """Of the request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """A request with an engine and a place in the ledger."""
+
+    translated: Translated
+    """The request."""
+    flight: Flight
+    """Its place in the ledger."""
+    route: Route
+    """Where it goes."""
+    model: str
+    """Name for the engine."""
+    used: Mapping[str, Any]
+    """Effective sampling parameters."""
+    rewrites: Sequence[str]
+    """Fields that were changed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """What came of the request upstream."""
+
+    chosen: Chosen
+    """The request."""
+    status: Literal["ok", "error", "aborted"]
+    """How it ended."""
+    http_status: int
+    """What the client is answered."""
+    answer: Body
+    """The engine's answer, as far as it came."""
+    error: str | None = None
+    """What went wrong."""
+    kind: str = "engine_error"
+    """Type of the error."""
+    held: bytes = b""
+    """Events of a stream that wait for the record."""
+    first_byte_ms: float | None = None
+    """Until the first byte of the answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """A call that is durable."""
+
+    sent: Sent
+    """What came of it."""
+    public: Body
+    """What the harness gets."""

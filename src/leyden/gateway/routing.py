@@ -1,0 +1,143 @@
+"""From the name that a harness asks for to the engine that answers: alias -> policy -> version -> replica.
+
+Aliases are the policies of the configuration and the models that were registered (`POST /api/models`). A rollout's
+pinned version wins over the version that the store says is serving. Replicas are sticky: one rollout always goes to
+the same one, so that its prefix cache helps. What the store says is cached until its counter of changes moves.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from sqlalchemy import Connection
+
+from leyden.base.config import Config, PolicyConfig
+from leyden.base.errors import ConfigError, EngineUnreachable, RequestRefused
+from leyden.base.records import Rollout
+from leyden.store import aio, ledger
+from leyden.store.base import Store
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """Where a call goes."""
+
+    policy: str
+    """The policy that answers."""
+    version: int
+    """Its version."""
+    endpoint: str
+    """Base URL of the engine, without `/v1`."""
+    key: str
+    """The engine's key; empty if it has none."""
+    names: Sequence[str]
+    """Names under which the engine may serve it, the likeliest first."""
+    trainable: bool
+    """Whether token ids and log-probabilities are required of the engine."""
+
+    def __repr__(self) -> str:
+        return f"Route({self.policy}@{self.version} at {self.endpoint})"
+
+
+@dataclass(frozen=True, slots=True)
+class _Engine:
+    endpoint: str
+    version: int
+
+
+class Router:
+    """Knows aliases, serving versions and replicas."""
+
+    def __init__(self, config: Config, store: Store) -> None:
+        self._config = config
+        self._store = store
+        self._engines: dict[str, list[_Engine]] = {}
+        self._serving: dict[str, int] = {}
+        self._seen = -1
+
+    async def aliases(self) -> list[str]:
+        """Every name that a call may ask for."""
+        await self._refresh()
+        return sorted({*self._config.policies, *self._engines})
+
+    async def policy(self, alias: str) -> PolicyConfig | None:
+        """The configuration behind an alias, None for a model that was only registered. Raises RequestRefused (404)."""
+        policy = self._config.policies.get(alias)
+        if policy is None:
+            await self._refresh()
+            if alias not in self._engines:
+                known = await self.aliases()
+                raise RequestRefused(
+                    f"there is no model {alias!r} here",
+                    status=404,
+                    kind="model_not_found",
+                    field="model",
+                    hint=f"known: {', '.join(known)}" if known else "no policy is configured and no model registered",
+                )
+        return policy
+
+    async def route(self, alias: str, rollout: Rollout | None) -> Route:
+        """Where a call goes now. Raises EngineUnreachable if no engine serves the alias."""
+        await self._refresh()
+        config = self._config.policies.get(alias)
+        engines = self._engines.get(alias, [])
+        if not engines and config is not None and config.engine:
+            engines = [_Engine(config.engine.rstrip("/").removesuffix("/v1"), 0)]
+        if not engines:
+            raise EngineUnreachable(
+                f"no engine serves {alias!r}: the learner has not registered its sampler, and "
+                f"policies.{alias}.engine is not set"
+            )
+        version = self._version(alias, rollout, engines)
+        engine = _sticky([e for e in engines if e.version == version] or engines, rollout.id if rollout else "")
+        names = [f"{alias}@{version}", alias]
+        if config is None:
+            names.reverse()
+        elif config.model:
+            names.append(config.model)
+        return Route(
+            policy=alias, version=version, endpoint=engine.endpoint, key=_engine_key(alias, config), names=names,
+            trainable=config is None or config.trainable,
+        )  # fmt: skip
+
+    def _version(self, policy: str, rollout: Rollout | None, engines: Sequence[_Engine]) -> int:
+        if rollout is not None and policy in rollout.policy_versions:
+            return rollout.policy_versions[policy]
+        if policy in self._serving:
+            return self._serving[policy]
+        return max(engine.version for engine in engines)
+
+    async def _refresh(self) -> None:
+        changes = self._store.count(ledger.TOPIC)
+        if changes == self._seen:
+            return
+        rows, serving = await aio.read(self._store, self._read)
+        engines: dict[str, list[_Engine]] = {}
+        for row in rows:
+            endpoint = row["endpoint"].rstrip("/").removesuffix("/v1")
+            engines.setdefault(row["model"], []).append(_Engine(endpoint, row["version"]))
+        self._engines, self._serving, self._seen = engines, serving, changes
+
+    def _read(self, connection: Connection) -> tuple[list[ledger.Engine], dict[str, int]]:
+        rows = ledger.engines(connection)
+        names = {*self._config.policies, *(row["model"] for row in rows)}
+        serving = {name: ledger.serving(connection, name) for name in names}
+        return rows, {name: version for name, version in serving.items() if version is not None}
+
+
+def _sticky(engines: Sequence[_Engine], rollout_id: str) -> _Engine:
+    """Rendezvous hashing: a replica that comes or goes moves only its own share of rollouts."""
+    if len(engines) == 1:
+        return engines[0]
+    return max(engines, key=lambda e: blake2b(f"{rollout_id}\0{e.endpoint}".encode(), digest_size=8).digest())
+
+
+def _engine_key(alias: str, config: PolicyConfig | None) -> str:
+    if config is None or not config.engine_key_env:
+        return ""
+    key = os.environ.get(config.engine_key_env, "")
+    if not key:
+        raise ConfigError(
+            f"policies.{alias}.engine_key_env names {config.engine_key_env}, which is not set; export it or remove the key"
+        )
+    return key

@@ -1,0 +1,99 @@
+"""Relaying a stream: bytes of the engine in, bytes for the harness out, and a copy assembled on the way.
+
+Pure: no connection, no clock. Where the engine's bytes are cut never changes what is relayed or assembled. The
+events from the last finish reason on are held back; `terminal` gives them once the record is durable.
+"""
+
+import json
+from collections.abc import Mapping
+
+import orjson
+
+from leyden.gateway.dialects.base import Assembly, Body, Dialect, ModelRequest
+
+
+class Relay:
+    """One stream from its first byte to its last."""
+
+    def __init__(self, dialect: Dialect, request: ModelRequest) -> None:
+        self._dialect = dialect
+        self._request = request
+        self._assembly: Assembly = dialect.assembly(request)
+        self._rest = b""
+        self._data: list[bytes] = []
+        self._held: list[bytes] = []
+        self._holding = False
+        self.done = False
+        """Whether the engine said `[DONE]`."""
+        self.error: Body | None = None
+        """The engine's error, if it sent one inside the stream."""
+
+    def feed(self, data: bytes) -> bytes:
+        """Take bytes of the engine; returns the bytes that may go to the harness now."""
+        lines = (self._rest + data).split(b"\n")
+        self._rest = lines.pop()
+        out: list[bytes] = []
+        for line in lines:
+            line = line.removesuffix(b"\r")
+            if line:
+                if line.startswith(b"data:"):
+                    self._data.append(line[5:].removeprefix(b" "))
+                continue
+            if self._data:
+                event = b"\n".join(self._data)
+                self._data.clear()
+                self._take(event, out)
+        return b"".join(out)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the stream ended as it should: every choice finished, `[DONE]` seen, no error."""
+        return self.done and self.error is None and self._assembly.complete()
+
+    def terminal(self) -> bytes:
+        """The events that were held back, and `[DONE]`."""
+        return b"".join(self._held) + b"data: [DONE]\n\n"
+
+    def assembled(self) -> Body:
+        """The engine's answer as it would have been without streaming, as far as it has come."""
+        return self._assembly.body()
+
+    def _take(self, event: bytes, out: list[bytes]) -> None:
+        if self.done or self.error is not None:
+            return
+        if event == b"[DONE]":
+            self.done = True
+            return
+        chunk = read_json(event)
+        if not isinstance(chunk, dict):
+            self.error = {"message": f"the engine streamed what is no JSON object: {event[:80]!r}"}
+            return
+        if chunk.get("error") is not None or chunk.get("object") == "error":
+            error = chunk.get("error", chunk)
+            self.error = error if isinstance(error, dict) else {"message": str(error)}
+            return
+        self._assembly.add(chunk)
+        self._holding = self._holding or self._assembly.complete()
+        public = self._dialect.public_chunk(chunk, self._request)
+        if public is not None:
+            (self._held if self._holding else out).append(event_bytes(public))
+
+
+def event_bytes(body: Mapping[str, object]) -> bytes:
+    """One server-sent event."""
+    return b"data: " + orjson.dumps(body) + b"\n\n"
+
+
+def read_json(data: bytes) -> object:
+    """The value of JSON text, with NaN and Infinity let in so that they can be refused by name; None if it is none.
+
+    Engines written in Python emit `NaN` for a log-probability that went wrong.
+    """
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError:
+        try:
+            value: object = json.loads(data)
+        except ValueError:
+            return None
+        return value

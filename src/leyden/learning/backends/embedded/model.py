@@ -1,0 +1,423 @@
+"""A causal language model with its tokenizer, ready to be trained and sampled from.
+
+Promises: parameters are float32 and shared by trainer and sampler; the computation is bfloat16 or float32; every
+attention layer goes through `attention.attention_scope`; logits are exactly `head(hidden(...))`. A model for which
+one of these does not hold is refused by name when it is loaded, never approximated. Remote code is never run.
+
+Does not: apply any mask from token identity. Whether the tokenizer has a pad token, or pad equals eos, is of no
+consequence: lengths say what is real.
+
+    B rows   T columns   E hidden size   V vocabulary
+"""
+
+import hashlib
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from leyden.base.config import LoraConfig
+from leyden.base.errors import ModelUnusable
+from leyden.learning.backends.embedded import precision
+from leyden.learning.backends.embedded.attention import ATTENTION_NAME, attention_scope, causal_kernel
+
+ComputeType = Literal["bfloat16", "float32"]
+
+# Layer kinds in which a token sees something else than every token before it.
+_REFUSED_LAYERS = ("linear_attention", "chunked_attention", "compressed_sparse_attention", "indexed_attention", "conv")
+
+
+@dataclass(slots=True, kw_only=True)
+class LoadedModel:
+    """A model in memory. Use the tokenizer only through the methods here: a fast tokenizer is not thread-safe."""
+
+    model: nn.Module
+    """The transformers model, or the peft model around it; parameters float32, in evaluation mode."""
+    tokenizer: Any
+    """Its tokenizer; hold `tokenizer_lock` to touch it."""
+    chat_template: str
+    """Text of the Jinja template in use."""
+    chat_template_hash: str
+    """First 16 hex digits of its SHA-256."""
+    eos_ids: tuple[int, ...]
+    """Ids that end a completion, ascending."""
+    vocab_size: int
+    """Rows of the output head, V."""
+    max_context: int
+    """Prompt and completion together; never more than the model's own limit."""
+    dtype: ComputeType
+    """Type of the computation."""
+    device: torch.device
+    """Where the parameters are."""
+    source: str
+    """What was asked for: folder, hub id or GGUF file."""
+    lora: LoraConfig | None = None
+    """The low-rank update that is trained, if not all weights."""
+    tokenizer_lock: threading.RLock = field(default_factory=threading.RLock)
+    """Held while the tokenizer is used."""
+
+    @property
+    def causal(self) -> PreTrainedModel:
+        """The transformers model below any adapter."""
+        if self.lora is None:
+            assert isinstance(self.model, PreTrainedModel)
+            return self.model
+        base = self.model.get_base_model()  # type: ignore[operator]
+        assert isinstance(base, PreTrainedModel)
+        return base
+
+    @property
+    def config(self) -> Any:
+        """The transformers configuration."""
+        return self.causal.config
+
+    @property
+    def head(self) -> nn.Module:
+        """Hidden states (..., E) to logits (..., V)."""
+        head = self.causal.get_output_embeddings()
+        assert isinstance(head, nn.Module)
+        return head
+
+    def hidden(self, ids_BT: Tensor, positions_BT: Tensor) -> Tensor:
+        """Last hidden states (B, T, E), after the final norm. Needs an `attention_scope` around it."""
+        with self.compute():
+            out: Tensor = self.causal.base_model(
+                input_ids=ids_BT, position_ids=positions_BT, use_cache=False
+            ).last_hidden_state
+        return out
+
+    @contextmanager
+    def compute(self) -> Iterator[None]:
+        """Mixed precision where it was asked for; linear layers need none of it (see `precision`)."""
+        # Autocast serves what is no nn.Linear (mixtures of experts). Its cache of casts is shared by all threads
+        # of the process, so it stays off.
+        scope = (
+            torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False)
+            if self.dtype == "bfloat16"
+            else nullcontext()
+        )
+        with scope:
+            yield
+
+    def refresh(self) -> None:
+        """Call after a write to parameters through `.data`; all other writes are noticed."""
+        precision.refresh(self.model)
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """Parameters that are trained, by name, each once although it may be tied."""
+        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+
+    def encode(self, text: str, *, special: bool = False) -> list[int]:
+        """Ids of `text`; `special` adds what the tokenizer puts around a text of its own."""
+        with self.tokenizer_lock:
+            ids: list[int] = self.tokenizer.encode(text, add_special_tokens=special)
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = False) -> str:
+        """Text of `ids`, without any clean-up of spaces."""
+        with self.tokenizer_lock:
+            text: str = self.tokenizer.decode(
+                list(ids), skip_special_tokens=skip_special, clean_up_tokenization_spaces=False
+            )
+        return text
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **kwargs: Any,
+    ) -> str:
+        """The conversation as text by the chat template. What the template raises goes through."""
+        with self.tokenizer_lock:
+            text: str = self.tokenizer.apply_chat_template(
+                list(messages),
+                tools=list(tools) if tools else None,
+                add_generation_prompt=add_generation_prompt,
+                tokenize=False,
+                chat_template=self.chat_template,
+                **kwargs,
+            )
+        return text
+
+
+def load_model(
+    path_or_hub_id: str | Path,
+    *,
+    dtype: ComputeType = "bfloat16",
+    lora: LoraConfig | None = None,
+    chat_template: Path | None = None,
+    max_context: int = 2048,
+    seed: int = 0,
+) -> LoadedModel:
+    """Load a folder, a hub id or a GGUF file. `chat_template` is a file that replaces the tokenizer's own.
+
+    `seed` is that of new (LoRA) parameters; the global random state is left as it was. Raises ModelUnusable.
+    """
+    source = str(path_or_hub_id)
+    where, options = _locate(source)
+    with quiet():
+        config = _read("configuration", source, lambda: AutoConfig.from_pretrained(where, **options))
+        _check_config(config, source, max_context)
+        tokenizer = _read("tokenizer", source, lambda: AutoTokenizer.from_pretrained(where, **options))
+        template = _template(tokenizer, chat_template, source)
+        causal = _read_weights(where, options, source)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    causal.to(device)
+    return wrap(causal, tokenizer, template, dtype=dtype, lora=lora, max_context=max_context, source=source, seed=seed)
+
+
+def wrap(
+    causal: PreTrainedModel,
+    tokenizer: Any,
+    template: str,
+    *,
+    dtype: ComputeType,
+    lora: LoraConfig | None,
+    max_context: int,
+    source: str,
+    seed: int = 0,
+) -> LoadedModel:
+    """A LoadedModel from parts in memory; `causal` was made with the attention of this package, in float32."""
+    limit = getattr(causal.config, "max_position_embeddings", None)
+    if limit is not None and max_context > limit:
+        raise ModelUnusable(
+            f"{source} has positions for {limit} tokens, but max_context is {max_context}; "
+            f"set policies.NAME.max_context to at most {limit}"
+        )
+    causal.eval()
+    # A folder that is saved later carries the template that was used.
+    tokenizer.chat_template = template or None
+    model: nn.Module = causal
+    if lora is not None:
+        model = _add_lora(causal, lora, source, seed)
+    if dtype == "bfloat16":
+        precision.lower_linears(model)
+    head = causal.get_output_embeddings()
+    if head is None:
+        raise ModelUnusable(f"{source} is a {type(causal).__name__} without an output head; choose a causal LM")
+    loaded = LoadedModel(
+        model=model,
+        tokenizer=tokenizer,
+        chat_template=template,
+        chat_template_hash=hashlib.sha256(template.encode()).hexdigest()[:16],
+        eos_ids=_eos_ids(causal, tokenizer, source),
+        vocab_size=int(head.weight.shape[0]),
+        max_context=max_context,
+        dtype=dtype,
+        device=next(causal.parameters()).device,
+        source=source,
+        lora=lora,
+    )
+    _check_anatomy(loaded)
+    return loaded
+
+
+def convert_gguf(
+    gguf_path: Path, out_dir: Path, progress: Callable[[str], None] | None = None
+) -> None:
+    """Write the model in `gguf_path` as a plain Hugging Face folder. `out_dir` appears whole or not at all.
+
+    `progress` gets one line per phase. Raises ModelUnusable.
+    """
+    from leyden.learning.backends.embedded.checkpoint import atomic_folder
+
+    say = progress or (lambda line: None)
+    source = str(gguf_path)
+    where, options = _locate(source)
+    with quiet():
+        say(f"reading {gguf_path.name}")
+        tokenizer = _read("tokenizer", source, lambda: AutoTokenizer.from_pretrained(where, **options))
+        say("unpacking weights")
+        causal = _read_weights(where, options, source)
+        say(f"writing {out_dir}")
+        with atomic_folder(out_dir) as folder:
+            save_plain(causal, tokenizer, folder)
+
+
+def save_plain(causal: PreTrainedModel, tokenizer: Any, folder: Path) -> None:
+    """Config, safetensors and tokenizer (with its chat template) into an existing folder."""
+    name = causal.config._attn_implementation
+    # The name of our attention function means nothing to whoever loads this folder.
+    causal.config._attn_implementation = "sdpa"
+    try:
+        with quiet():
+            causal.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+    finally:
+        causal.config._attn_implementation = name
+
+
+def parameter_fingerprint(model: nn.Module) -> str:
+    """Hex digest over the names and exact bytes of all parameters; equal if and only if the weights are."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, parameter in model.named_parameters():
+        digest.update(name.encode())
+        digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _locate(source: str) -> tuple[str, dict[str, Any]]:
+    """(what from_pretrained is given, extra arguments for it)."""
+    if not source:
+        raise ModelUnusable("no model is named; set policies.NAME.model to a folder, a hub id or a .gguf file")
+    path = Path(source).expanduser()
+    if path.suffix.lower() == ".gguf":
+        if not path.is_file():
+            raise ModelUnusable(f"there is no GGUF file {path}; correct policies.NAME.model")
+        return str(path.parent), {"gguf_file": path.name}
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ModelUnusable(f"{path} holds no config.json, so it is no Hugging Face model folder")
+        return str(path), {}
+    if path.exists():
+        raise ModelUnusable(f"{path} is a file but no .gguf; policies.NAME.model names a folder or a .gguf file")
+    if source.startswith(("/", ".", "~")) or source.count("/") > 1:
+        raise ModelUnusable(f"there is no model folder {path}; correct policies.NAME.model")
+    return source, {}
+
+
+def _read(what: str, source: str, read: Callable[[], Any]) -> Any:
+    try:
+        return read()
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        first_line = str(error).strip().split("\n")[0]
+        raise ModelUnusable(
+            f"the {what} of {source!r} cannot be read: {first_line} (looked for a folder of this name, then for a "
+            "model of this id on the hub); correct policies.NAME.model"
+        ) from error
+
+
+def _read_weights(where: str, options: Mapping[str, Any], source: str) -> PreTrainedModel:
+    causal = _read(
+        "model",
+        source,
+        lambda: AutoModelForCausalLM.from_pretrained(
+            where, dtype=torch.float32, attn_implementation=ATTENTION_NAME, trust_remote_code=False, **options
+        ),
+    )
+    if "gguf_file" in options:
+        # The weights were unpacked to float32; a config that still claims to be quantised cannot be saved.
+        for name in ("quantization_config", "_pre_quantization_dtype"):
+            if hasattr(causal.config, name):
+                delattr(causal.config, name)
+        causal.hf_quantizer = None
+    assert isinstance(causal, PreTrainedModel)
+    if getattr(causal.config, "quantization_config", None) is not None:
+        raise ModelUnusable(f"{source} holds quantised weights, which cannot be trained; choose the full model")
+    return causal
+
+
+def _check_config(config: Any, source: str, max_context: int) -> None:
+    if getattr(config, "is_encoder_decoder", False):
+        raise ModelUnusable(f"{source} is an encoder-decoder ({config.model_type}); choose a causal language model")
+    layers = set(getattr(config, "layer_types", None) or ())
+    refused = sorted(layers & set(_REFUSED_LAYERS))
+    if refused:
+        raise ModelUnusable(
+            f"{source} ({config.model_type}) has layers of kind {', '.join(refused)}; "
+            "only full softmax attention is supported"
+        )
+    window = getattr(config, "sliding_window", None)
+    slides = "sliding_attention" in layers or not layers
+    if slides and window is not None and window < max_context:
+        raise ModelUnusable(
+            f"{source} ({config.model_type}) uses sliding_attention over {window} tokens, but max_context is "
+            f"{max_context}; set policies.NAME.max_context to at most {window} or choose another model"
+        )
+
+
+def _template(tokenizer: Any, replacement: Path | None, source: str) -> str:
+    if replacement is not None:
+        try:
+            return replacement.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelUnusable(f"the chat template {replacement} cannot be read: {error}") from error
+    template = tokenizer.chat_template
+    if isinstance(template, dict):
+        template = template.get("default")
+    if not template:
+        raise ModelUnusable(
+            f"the tokenizer of {source} has no chat template; set policies.NAME.chat_template to a file with one"
+        )
+    return str(template)
+
+
+def _eos_ids(causal: PreTrainedModel, tokenizer: Any, source: str) -> tuple[int, ...]:
+    found: set[int] = set()
+    generation = getattr(causal, "generation_config", None)
+    for value in (tokenizer.eos_token_id, causal.config.eos_token_id, getattr(generation, "eos_token_id", None)):
+        if isinstance(value, int):
+            found.add(value)
+        elif value is not None:
+            found.update(int(v) for v in value)
+    if not found:
+        raise ModelUnusable(f"neither the model nor the tokenizer of {source} names an end-of-sequence token")
+    return tuple(sorted(found))
+
+
+def _add_lora(causal: PreTrainedModel, lora: LoraConfig, source: str, seed: int) -> nn.Module:
+    from peft import LoraConfig as PeftConfig
+    from peft import TaskType, get_peft_model
+
+    targets: str | list[str] = list(lora.targets) or "all-linear"
+    peft_config = PeftConfig(
+        task_type=TaskType.CAUSAL_LM, r=lora.rank, lora_alpha=lora.alpha, lora_dropout=0.0, target_modules=targets
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            model = get_peft_model(causal, peft_config)  # type: ignore[arg-type]
+        except ValueError as error:
+            raise ModelUnusable(
+                f"policies.NAME.lora.targets = {list(lora.targets)} fits no layer of {source}: {error}"
+            ) from error
+    model.eval()
+    assert isinstance(model, nn.Module)
+    return model
+
+
+def _check_anatomy(loaded: LoadedModel) -> None:
+    """Refuse a model whose layers bypass the kernel or whose logits are not `head(hidden)`."""
+    calls: list[nn.Module] = []
+
+    def counting(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, scaling: float) -> Tensor:
+        calls.append(module)
+        return causal_kernel(module, q, k, v, scaling)
+
+    ids_BT = torch.arange(5, device=loaded.device)[None] % loaded.vocab_size
+    positions_BT = torch.arange(5, device=loaded.device)[None]
+    name = f"{loaded.source} ({loaded.config.model_type})"
+    with torch.no_grad(), attention_scope(counting), loaded.compute():
+        hidden_BTE = loaded.hidden(ids_BT, positions_BT)
+        num_calls = len(calls)
+        logits_BTV = loaded.head(hidden_BTE)
+        whole_BTV = loaded.causal(input_ids=ids_BT, position_ids=positions_BT, use_cache=False).logits
+    num_layers = int(loaded.config.num_hidden_layers)
+    if num_calls != num_layers:
+        raise ModelUnusable(
+            f"{name}: {num_calls} of {num_layers} layers use plain softmax attention; linear, state-space and custom "
+            "attention are not supported"
+        )
+    if not torch.allclose(logits_BTV.float(), whole_BTV.float(), rtol=1e-2, atol=1e-2):
+        raise ModelUnusable(f"{name} changes its logits after the output layer, which is not supported")
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No progress bars of transformers inside the block; Leyden shows its own."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()

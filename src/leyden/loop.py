@@ -1,0 +1,477 @@
+"""One round of improvement, top to bottom. Start reading here.
+
+    tasks -> rollouts -> calls -> rewards -> traces -> credit -> update -> evaluation -> verdict
+
+`improve` is a whole run: evaluate, imitate approved demonstrations, reinforce, evaluate, judge. `reinforce_once` is
+one step of it, one line per room. Gateway and runner are processes of their own: they meet this one in the
+store. Whatever a step needs is derived from (run, step), so a run that was killed goes on by doing the same again: rollouts
+that are in the store are not run twice, and the update they lead to is the one they led to before.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from leyden.base import stats
+from leyden.base.config import Config
+from leyden.base.errors import LearningError
+from leyden.base.records import Outcome, PolicyVersion, Rollout, RolloutState, Task, Trace, Verdict
+from leyden.base.tasks import Demo
+from leyden.learning import algorithms, batch, schedule
+from leyden.learning.backends.base import Backend, Objective, UpdateReport
+from leyden.learning.credit import Credit, apply_credit, credit_groups
+from leyden.release import evaluation, gate, holdout
+from leyden.runner.outcome import policies
+from leyden.store import aio, ledger, queue
+from leyden.store.base import Store
+from leyden.traces.assemble import Assembly, OutcomePolicy, assemble
+from leyden.traces.reader import Reader
+
+POLL_S = 0.25
+"""Shortest time between two looks at the rollouts of a step: each look decodes every row."""
+
+
+class Progress(Protocol):
+    """Where the loop says what it does."""
+
+    def say(self, text: str) -> None:
+        """One sentence for people."""
+
+    def begin(self, phase: str, total: int) -> None:
+        """A phase of `total` units starts; it replaces the one before."""
+
+    def advance(self, done: int, note: str = "") -> None:
+        """`done` units of the phase are over."""
+
+    def end(self) -> None:
+        """The phase is over."""
+
+    def metrics(self, row: Mapping[str, Any]) -> None:
+        """The report of a step."""
+
+
+class Services(Protocol):
+    """The gateway and runner processes of this run."""
+
+    def check(self) -> None:
+        """Restart what died; LearningError when it keeps dying, with the end of its log."""
+
+    async def hold(self) -> None:
+        """New calls wait and the calls in flight have ended when this returns."""
+
+    async def resume(self) -> None:
+        """Calls go on."""
+
+
+@dataclass(kw_only=True)
+class House:
+    """Everything a run is made of; `leyden.cli.wiring` builds it."""
+
+    config: Config
+    run_id: str
+    folder: Path
+    store: Store
+    backend: Backend
+    services: Services
+    progress: Progress
+    train_tasks: Sequence[Task]
+    holdout_tasks: Sequence[Task]
+    val_tasks: Sequence[Task] = ()
+    demos: Sequence[Demo] = ()
+    base_version: int = 0
+    """Version of the policy that this run starts from."""
+    done_steps: int = 0
+    """Reinforcement steps whose result the backend holds already (after --resume)."""
+    sft_done: bool = False
+    """Whether the supervised stage is behind us (after --resume)."""
+    stop_requested: Callable[[], None] = lambda: None
+    """Raises Interrupted when the user asked to stop."""
+
+    @property
+    def policy(self) -> str:
+        """Name of the policy that this run improves."""
+        return self.config.learn.policy
+
+    @property
+    def sft_version(self) -> int:
+        """Version after the supervised stage."""
+        return self.base_version + (1 if self.config.sft else 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Improvement:
+    """What a run ends with."""
+
+    evaluations: Mapping[str, evaluation.Evaluation]
+    """By label: `base`, `sft`, `final`; those that were made."""
+    verdicts: Mapping[str, Verdict]
+    """By the label of the incumbent."""
+
+
+async def improve(house: House) -> Improvement:
+    """A whole run. The incumbent stays what it was: a run makes versions and verdicts, it deploys nothing."""
+    learn = house.config.learn
+    judged: dict[str, evaluation.Evaluation] = {}
+    if house.holdout_tasks:
+        judged["base"] = await evaluate(house, "base", house.base_version, house.holdout_tasks)
+    if house.config.sft:
+        await imitate(house)
+        if house.holdout_tasks and learn.steps:
+            judged["sft"] = await evaluate(house, "sft", house.sft_version, house.holdout_tasks)
+    for step in range(house.done_steps, learn.steps):
+        await reinforce_once(house, step)
+        if learn.eval_every and house.val_tasks and (step + 1) % learn.eval_every == 0:
+            await evaluate(house, f"val-{step + 1}", house.backend.version, house.val_tasks)
+    if house.holdout_tasks and house.backend.version != house.base_version:
+        judged["final"] = await evaluate(house, "final", house.backend.version, house.holdout_tasks)
+    verdicts: dict[str, Verdict] = {
+        label: gate.compare(
+            judged["final"], judged[label],
+            level=house.config.eval.level, resamples=house.config.eval.resamples, seed=house.config.run.seed,
+        )
+        for label in ("base", "sft")
+        if label in judged and "final" in judged
+    }  # fmt: skip
+    return Improvement(evaluations=judged, verdicts=verdicts)
+
+
+async def reinforce_once(house: House, step: int) -> dict[str, Any]:
+    """One step: whole groups are run, compared, and learned from. Returns (and records) the step report."""
+    learn, before = house.config.learn, house.backend.version
+    started = time.time()
+    rollouts = schedule.plan_step(
+        run_id=house.run_id,
+        step=step,
+        tasks=schedule.TaskOrder(house.train_tasks, learn.tasks_per_step, house.config.run.seed).tasks_at(step),
+        group_size=learn.group_size,
+        policy_versions={house.policy: before},
+        seed=house.config.run.seed,
+    )
+    traces = await collect(house, f"step {step + 1}/{learn.steps}: rollouts", rollouts, learn.step_timeout_s)
+    collected = time.time()
+    algorithm = algorithms.make(learn)
+    assembly = assemble_for(house.config, traces, min_version=before)
+    credit = credit_groups(assembly, algorithm)
+    assembly = apply_credit(assembly, credit, algorithm)
+    batches = _batches(house, step, assembly, credit)
+    house.progress.begin(f"step {step + 1}/{learn.steps}: update", 1)
+    update = await _update(house, batches, _objective(house, step, algorithm), before + 1)
+    house.progress.end()
+    seconds = {"rollouts": collected - started, "update": time.time() - collected}
+    report = _step_report(house, step, traces, assembly, credit, update, seconds)
+    await _record_step(house, "rl", step, before, report)
+    if (step + 1) % learn.checkpoint_every == 0 or step + 1 == learn.steps:
+        await checkpoint(house, stage="rl", step=step + 1, full=True)
+    return report
+
+
+async def imitate(house: House) -> None:
+    """The supervised stage: learn the approved demonstrations, then checkpoint."""
+    sft = house.config.sft
+    assert sft is not None
+    if house.sft_done:
+        return
+    encoded = [house.backend.encode_demo(demo.messages) for demo in house.demos]
+    batches = batch.demo_batches(encoded, batch_size=sft.batch_size, epochs=sft.epochs, seed=house.config.run.seed)
+    before, version = house.backend.version, house.sft_version
+    house.progress.begin(f"imitating {len(house.demos)} demonstrations", len(batches))
+    await house.services.hold()
+    for number, one in enumerate(batches):
+        house.stop_requested()
+        objective = Objective(
+            surrogate="nll",
+            importance_cap=0.0,
+            learning_rate=schedule.learning_rate_at(
+                number, len(batches), sft.schedule, sft.warmup_steps, sft.learning_rate
+            ),
+            grad_clip=house.config.learn.grad_clip,
+        )
+        update = await asyncio.to_thread(house.backend.update, [one], objective, version)
+        house.progress.advance(number + 1, f"loss {update.loss:.3f}")
+        report = {"loss": update.loss, "grad_norm": update.grad_norm, **_update_numbers(update)}
+        await _record_step(house, "sft", number, before if number == 0 else version, report)
+    await house.services.resume()
+    house.progress.end()
+    await checkpoint(house, stage="sft", step=0, full=True)
+    house.sft_done = True
+
+
+async def evaluate(
+    house: House, label: str, version: int, tasks: Sequence[Task], *, split: str | None = None
+) -> evaluation.Evaluation:
+    """Run `version`, which the backend holds now, at `tasks` and record what came out. Looks at a holdout count."""
+    assert house.backend.version == version, f"the backend holds {house.backend.version}, not {version}"
+    samples = house.config.eval.samples
+    settings = house.config.policies[house.policy].eval
+    rollouts = evaluation.plan(
+        run_id=house.run_id,
+        label=label,
+        tasks=tasks,
+        samples=samples,
+        policy_versions={house.policy: version},
+        sampling=settings.model_dump(),
+        seed=house.config.run.seed,
+    )
+    holdout.guard(rollouts)
+    limit_s = house.config.learn.step_timeout_s * max(1, len(rollouts) // 64)
+    traces = await collect(house, f"evaluating {house.policy}@{version} ({label})", rollouts, limit_s)
+    result = evaluation.summarise(
+        traces, house.config, policy=house.policy, version=version, label=label, tasks=tasks
+    )
+    await aio.write(
+        house.store,
+        lambda connection: ledger.add_evaluation(
+            connection,
+            house.store,
+            evaluation_id=f"{house.run_id}-{label}",
+            run_id=house.run_id,
+            split=split or tasks[0].split,
+            fingerprint=result.fingerprint,
+            policy=house.policy,
+            version=version,
+            label=label,
+            result=result.to_json(),
+        ),
+    )
+    house.progress.say(result.sentence())
+    return result
+
+
+async def collect(house: House, phase: str, rollouts: Sequence[Rollout], limit_s: float) -> list[Trace]:
+    """Queue `rollouts` (those that exist already are not run again), wait for all of them, read their traces.
+
+    Raises LearningError when the time is over, with what is still missing, or when nothing can be learned because
+    the harness never reached the gateway.
+    """
+    await aio.write(house.store, lambda connection: queue.enqueue(connection, house.store, rollouts))
+    ids = [rollout.id for rollout in rollouts]
+    deadline = time.monotonic() + limit_s
+    house.progress.begin(phase, len(ids))
+    while True:
+        seen = house.store.count("rollouts")
+        states = await aio.read(house.store, lambda connection: queue.get_many(connection, ids))
+        finished = [r for r in states if r.state in (RolloutState.SUCCEEDED, RolloutState.FAILED)]
+        rewards = [r.reward for r in finished if r.reward is not None]
+        house.progress.advance(len(finished), f"mean reward {sum(rewards) / len(rewards):.3f}" if rewards else "")
+        if len(finished) == len(ids):
+            break
+        house.stop_requested()
+        house.services.check()
+        if time.monotonic() > deadline:
+            missing = Counter(r.state.value for r in states if r not in finished)
+            raise LearningError(
+                f"{phase}: {len(ids) - len(finished)} of {len(ids)} rollouts were not over after {limit_s:.0f} s "
+                f"({dict(missing)}); raise learn.step_timeout_s, or see the logs in {house.folder / 'logs'}"
+            )
+        await asyncio.sleep(POLL_S)
+        await aio.watch(house.store, "rollouts", seen, 1.0)
+    house.progress.end()
+    traces = await asyncio.to_thread(Reader(house.store).traces, ids)
+    _refuse_if_nothing_was_captured(phase, traces)
+    return traces
+
+
+async def checkpoint(house: House, *, stage: str, step: int, full: bool) -> Path:
+    """Save the weights that the backend holds, whole or not at all, and register them as a policy version."""
+    name = f"{house.policy}@{house.backend.version}"
+    folder = house.folder / "checkpoints" / name
+    await asyncio.to_thread(house.backend.save, folder, full=full)
+    version = PolicyVersion(
+        policy=house.policy,
+        version=house.backend.version,
+        parent=house.base_version,
+        path=str(folder),
+        run_id=house.run_id,
+        step=step,
+        created_at=time.time(),
+    )
+    await aio.write(
+        house.store, lambda connection: ledger.add_policy_version(connection, house.store, version, stage=stage)
+    )
+    _prune(house)
+    return folder
+
+
+def _prune(house: House) -> None:
+    """Drop optimizer states of all but the newest `keep_checkpoints`; weights of named versions stay."""
+    folders = sorted(
+        (f for f in (house.folder / "checkpoints").glob(f"{house.policy}@*") if f.name.rpartition("@")[2].isdigit()),
+        key=lambda f: int(f.name.rpartition("@")[2]),
+    )
+    for folder in folders[: -house.config.learn.keep_checkpoints]:
+        for file in folder.glob("trainer/*"):
+            file.unlink()
+
+
+async def _update(
+    house: House, batches: Sequence[batch.Batch], objective: Objective, version: int
+) -> UpdateReport:
+    await house.services.hold()
+    try:
+        return await asyncio.to_thread(house.backend.update, batches, objective, version)
+    finally:
+        await house.services.resume()
+
+
+def assemble_for(config: Config, traces: Sequence[Trace], *, min_version: int | None = None) -> Assembly:
+    """The actions of the policy that `config` trains, under its rules for outcomes and lengths."""
+    return assemble(
+        traces,
+        policy=config.learn.policy,
+        min_version=min_version,
+        max_tokens=config.policies[config.learn.policy].max_context,
+        trainable_outcomes=_trainable(config),
+    )
+
+
+def _trainable(config: Config) -> Mapping[Outcome, OutcomePolicy]:
+    """What is done with each outcome once retries are used up: `retry` then means `exclude`."""
+    return {
+        outcome: "exclude" if policy == "retry" else policy
+        for outcome, policy in policies(config.rewards).items()
+    }
+
+
+def _batches(house: House, step: int, assembly: Assembly, credit: Credit) -> list[batch.Batch]:
+    """One batch per optimizer step: `mini_batches` parts for each of `epochs` passes, cut anew in each pass."""
+    learn = house.config.learn
+    return [
+        one
+        for epoch in range(learn.epochs)
+        for one in batch.build(
+            assembly.actions,
+            credit.by_rollout,
+            normalisation=learn.normalisation,
+            constant_tokens=learn.constant_tokens,
+            mini_batches=learn.mini_batches,
+            seed=house.config.run.seed + step * learn.epochs + epoch,
+            skip_zero_credit=learn.kl == 0 and learn.entropy == 0,
+        )
+    ]
+
+
+def _objective(house: House, step: int, algorithm: algorithms.Algorithm) -> Objective:
+    learn = house.config.learn
+    surrogate = algorithms.surrogate_of(learn, algorithm)
+    return Objective(
+        surrogate=surrogate,
+        clip_low=learn.clip_low,
+        clip_high=learn.clip_high,
+        importance_cap=0.0 if surrogate == "nll" else learn.importance_cap,
+        kl=learn.kl,
+        entropy=learn.entropy,
+        learning_rate=schedule.learning_rate_at(
+            step, learn.steps, learn.schedule, learn.warmup_steps, learn.learning_rate
+        ),
+        grad_clip=learn.grad_clip,
+    )
+
+
+def _refuse_if_nothing_was_captured(phase: str, traces: Sequence[Trace]) -> None:
+    """No call in any rollout is a set-up fault; training on would only hide it."""
+    if any(trace.calls for trace in traces):
+        return
+    causes = Counter(trace.attempt.diagnosis or trace.attempt.outcome for trace in traces)
+    detail = next((t.attempt.detail for t in traces if t.attempt.detail), "")
+    stderr = next((t.attempt.stderr_tail.strip()[-600:] for t in traces if t.attempt.stderr_tail.strip()), "")
+    raise LearningError(
+        f"{phase}: none of {len(traces)} rollouts made a model call ({dict(causes)}). {detail}"
+        + (f"\nEnd of the harness's standard error:\n{stderr}" if stderr else "")
+    )
+
+
+def _step_report(
+    house: House,
+    step: int,
+    traces: Sequence[Trace],
+    assembly: Assembly,
+    credit: Credit,
+    update: UpdateReport,
+    seconds: Mapping[str, float],
+) -> dict[str, Any]:
+    rewards = [t.rollout.reward for t in traces if t.rollout.reward is not None]
+    clusters = [list(g.rewards) for g in credit.groups if g.rewards]
+    interval = stats.cluster_bootstrap(
+        clusters, level=house.config.eval.level, resamples=1000, seed=house.config.run.seed
+    )
+    success = evaluation.successes(traces, house.config)
+    sampled_tokens = [sum(call.num_sampled for call in t.calls) for t in traces]
+    return {
+        "step": step,
+        "version": house.backend.version,
+        "reward_mean": sum(rewards) / len(rewards) if rewards else None,
+        "reward_low": interval.low,
+        "reward_high": interval.high,
+        "success": sum(success) / len(success) if success else None,
+        "num_rollouts": len(traces),
+        "num_no_reward": len(traces) - len(rewards),
+        "outcomes": dict(Counter(str(t.rollout.outcome) for t in traces)),
+        "diagnoses": dict(Counter(t.attempt.diagnosis for t in traces if t.attempt.diagnosis)),
+        "conservation": {
+            "sampled": assembly.sampled,
+            "trained": assembly.trained,
+            "dropped": {str(reason): tokens for reason, tokens in assembly.dropped.items() if tokens},
+        },
+        "num_groups": credit.num_groups,
+        "num_zero_variance": len(credit.zero_variance_tasks),
+        "zero_variance_tasks": credit.zero_variance_tasks,
+        "num_singleton": credit.num_singletons,
+        "num_survivors": credit.num_survivors,
+        "group_successes": _group_successes(house, traces),
+        "tokens_per_rollout": sum(sampled_tokens) / len(sampled_tokens),
+        "calls_per_rollout": sum(len(t.calls) for t in traces) / len(traces),
+        "seconds": {**seconds, **{f"update_{k}": v for k, v in update.seconds.items()}},
+        **_update_numbers(update),
+    }
+
+
+def _group_successes(house: House, traces: Sequence[Trace]) -> list[tuple[str, list[float]]]:
+    """(task, 1.0 or 0.0 per rollout that counts) for each group, for the diagnosis of memorised and hopeless tasks."""
+    groups: dict[str, list[Trace]] = {}
+    for trace in traces:
+        groups.setdefault(trace.rollout.group_id or trace.rollout.id, []).append(trace)
+    return [
+        (group[0].rollout.task.id, [float(s) for s in evaluation.successes(group, house.config)])
+        for group in groups.values()
+    ]
+
+
+def _update_numbers(update: UpdateReport) -> dict[str, Any]:
+    return {
+        "loss": update.loss,
+        "grad_norm": update.grad_norm,
+        "kl": update.kl,
+        "entropy": update.entropy,
+        "clip_fraction": update.clip_fraction,
+        "importance_capped": update.importance_capped,
+        "gap_mean": update.gap_mean,
+        "gap_max": update.gap_max,
+        "num_labels": update.num_labels,
+        "num_forward_tokens": update.num_forward_tokens,
+        "num_sequence_tokens": update.num_sequence_tokens,
+        "token_ratio": update.num_sequence_tokens / max(1, update.num_forward_tokens),
+        "num_optimizer_steps": update.num_optimizer_steps,
+    }
+
+
+async def _record_step(house: House, stage: str, step: int, version_before: int, report: dict[str, Any]) -> None:
+    row = {"stage": stage, "step": step, **report}
+    await aio.write(
+        house.store,
+        lambda connection: ledger.add_step(
+            connection,
+            house.store,
+            run_id=house.run_id,
+            step=step,
+            stage=stage,
+            policy=house.policy,
+            version_before=version_before,
+            version_after=house.backend.version,
+            report=row,
+        ),
+    )
+    house.progress.metrics(row)

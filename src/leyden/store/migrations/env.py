@@ -1,0 +1,8 @@
+"""Entry point of Alembic: run the revisions on the connection and in the transaction of the caller."""
+
+from alembic import context
+
+from leyden.store.schema import metadata
+
+context.configure(connection=context.config.attributes["connection"], target_metadata=metadata)
+context.run_migrations()

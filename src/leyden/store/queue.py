@@ -1,0 +1,393 @@
+"""The queue of rollouts: made, leased, tried, finished. Functions over a connection, for `store.write` and `store.read`.
+
+Every change bumps topic `rollouts` (a heartbeat is none); ends and deletions bump `attempts` too. State changes are compare-and-set: the same change twice
+is a no-op, another one is a Conflict. A holdout task never gets in with mode `train`.
+"""
+
+import secrets
+import time
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Select, and_, delete as sql_delete, func, or_, select, update  # fmt: skip
+
+from leyden.base.errors import Conflict, HoldoutError, NotFound
+from leyden.base.records import (
+    ROLLOUT_TRANSITIONS,
+    Outcome,
+    Rollout,
+    RolloutState,
+    check_id,
+    check_reward,
+)
+from leyden.store.attempts import (
+    ATTEMPTS_TOPIC,
+    TERMINAL,
+    TOPIC,
+    attempt_by_token,
+    attempts,
+    end_attempt,
+    end_open_attempts,
+    insert_attempt,
+    start_attempt,
+)
+from leyden.store.base import Store
+from leyden.store.columns import chunks, rollout_of, rollout_row
+from leyden.store.schema import attempts as attempts_table
+from leyden.store.schema import calls, choices, completions, control, rewards, spans
+from leyden.store.schema import rollouts as table
+
+__all__ = [
+    "ATTEMPTS_TOPIC",
+    "TOPIC",
+    "attempt_by_token",
+    "attempts",
+    "cancel_unfinished",
+    "count_by_state",
+    "delete",
+    "end_attempt",
+    "enqueue",
+    "finish",
+    "finished_groups",
+    "get",
+    "get_many",
+    "heartbeat",
+    "lease",
+    "patch_status",
+    "release",
+    "select_by_state",
+    "select_by_step",
+    "start_attempt",
+    "terminal",
+]
+
+_FINISHED_KEY = "queue.finished_seq"
+"""Row of `control` with the highest finished_seq of a deleted rollout: cursors must never see a number twice."""
+_UNFINISHED = (RolloutState.QUEUING.value, RolloutState.RUNNING.value)
+
+
+def enqueue(conn: Connection, store: Store, rollouts: Sequence[Rollout]) -> list[Rollout]:
+    """Queue rollouts, in order; one whose id exists is returned as it is in the store, unchanged.
+
+    Raises HoldoutError for a holdout task with mode `train`, RecordError for an id or a field that cannot be stored;
+    then none is queued.
+    """
+    for rollout in rollouts:
+        check_id(rollout.id, "rollout id")
+        if rollout.mode == "train" and rollout.task.split == "holdout":
+            raise HoldoutError(
+                f"rollout {rollout.id!r} would train on holdout task {rollout.task.id!r}; use mode 'val', "
+                "or move the task to the train split and choose another holdout"
+            )
+    ids = [rollout.id for rollout in rollouts]
+    known = _existing(conn, ids)
+    seq = conn.execute(select(func.coalesce(func.max(table.c.created_seq), 0))).scalar_one()
+    rows: dict[str, dict[str, Any]] = {}
+    for rollout in rollouts:
+        if rollout.id not in known and rollout.id not in rows:
+            seq += 1
+            created_at = rollout.created_at or time.time()
+            rows[rollout.id] = rollout_row(rollout, created_seq=seq, created_at=created_at)
+    if rows:
+        conn.execute(table.insert(), list(rows.values()))
+        store.changed(conn, TOPIC)
+        known.update(_existing(conn, list(rows)))
+    return [known[rollout_id] for rollout_id in ids]
+
+
+def get(conn: Connection, rollout_id: str) -> Rollout:
+    """One rollout. NotFound."""
+    return rollout_of(_row(conn, rollout_id))
+
+
+def get_many(conn: Connection, ids: Sequence[str]) -> list[Rollout]:
+    """Rollouts in the order of `ids`. NotFound, with the first few that are missing."""
+    known = _existing(conn, ids)
+    missing = [rollout_id for rollout_id in ids if rollout_id not in known]
+    if missing:
+        raise NotFound(f"{len(missing)} of {len(ids)} rollouts are not in the store, for example {missing[:3]}")
+    return [known[rollout_id] for rollout_id in ids]
+
+
+def select_by_state(
+    conn: Connection, states: Collection[RolloutState], limit: int, run_id: str | None = None
+) -> list[Rollout]:
+    """Up to `limit` rollouts in any of `states`, in order of insertion."""
+    query = select(table).where(table.c.state.in_([RolloutState(state).value for state in states]))
+    if run_id is not None:
+        query = query.where(table.c.run_id == run_id)
+    return _rollouts(conn, query.order_by(table.c.created_seq).limit(limit))
+
+
+def select_by_step(conn: Connection, run_id: str, step: int) -> list[Rollout]:
+    """The rollouts of one step of a run, in order of insertion."""
+    query = select(table).where(table.c.run_id == run_id, table.c.step == step)
+    return _rollouts(conn, query.order_by(table.c.created_seq))
+
+
+def count_by_state(conn: Connection, run_id: str | None = None, step: int | None = None) -> dict[RolloutState, int]:
+    """Number of rollouts in every state, zeros included."""
+    query = select(table.c.state, func.count()).group_by(table.c.state)
+    if run_id is not None:
+        query = query.where(table.c.run_id == run_id)
+    if step is not None:
+        query = query.where(table.c.step == step)
+    counts = dict.fromkeys(RolloutState, 0)
+    counts.update({RolloutState(state): count for state, count in conn.execute(query)})
+    return counts
+
+
+def lease(conn: Connection, store: Store, owner: str, limit: int, lease_s: float, now: float) -> list[Rollout]:
+    """Up to `limit` rollouts for `owner`, oldest first: queuing ones, released ones, and those of lost runners.
+
+    They are running afterwards. An attempt that a lost runner left open is ended as infra_error.
+    """
+    wanted = or_(
+        table.c.state == RolloutState.QUEUING.value,
+        and_(table.c.state == RolloutState.RUNNING.value, table.c.lease_until < now),
+    )
+    query = select(table).where(table.c.state.in_(_UNFINISHED), wanted)
+    rows = conn.execute(query.order_by(table.c.created_seq).limit(limit)).all()
+    for row in rows:
+        if row.lease_owner is not None:
+            detail = f"lost runner: {row.lease_owner} sent no heartbeat for its lease, which ended at {row.lease_until:.3f}"
+            end_open_attempts(conn, row.rollout_id, Outcome.INFRA_ERROR, detail, "lost_runner", now)
+            store.changed(conn, ATTEMPTS_TOPIC)
+        _set(
+            conn, row, now, state=RolloutState.RUNNING.value, lease_owner=owner, lease_until=now + lease_s,
+        )  # fmt: skip
+    if rows:
+        store.changed(conn, TOPIC)
+    return get_many(conn, [row.rollout_id for row in rows])
+
+
+def heartbeat(conn: Connection, owner: str, rollout_ids: Sequence[str], lease_s: float, now: float) -> set[str]:
+    """Extend the leases of `owner`; the ids that it still owns. Whoever is missing in the answer was lost or is over."""
+    owned: set[str] = set()
+    for piece in chunks(rollout_ids):
+        mine = and_(
+            table.c.rollout_id.in_(piece),
+            table.c.lease_owner == owner,
+            table.c.state == RolloutState.RUNNING.value,
+        )
+        found = conn.execute(select(table.c.rollout_id).where(mine)).scalars().all()
+        conn.execute(update(table).where(mine).values(lease_until=now + lease_s))
+        owned.update(found)
+    return owned
+
+
+def finish(
+    conn: Connection,
+    store: Store,
+    rollout_id: str,
+    *,
+    state: RolloutState,
+    outcome: Outcome,
+    reward: float | None,
+    error_message: str | None,
+    now: float,
+) -> Rollout:
+    """Put a rollout into a terminal state, which is final. The identical call again is a no-op.
+
+    Raises NotFound, Conflict if it is over otherwise or `state` may not follow, RecordError for a reward that is none.
+    """
+    assert state in TERMINAL, f"{state} is not terminal"
+    total = None if reward is None else check_reward("total", reward)
+    row = _row(conn, rollout_id)
+    ending = {"state": state.value, "outcome": Outcome(outcome).value, "reward": total, "error_message": error_message}
+    if row.state in TERMINAL:
+        if all(getattr(row, name) == value for name, value in ending.items()):
+            return rollout_of(row)
+        raise Conflict(
+            f"rollout {rollout_id!r} is over: {row.state}, outcome {row.outcome}, reward {row.reward}; it cannot become "
+            f"{state.value}, outcome {ending['outcome']}, reward {total}. Queue a new rollout instead"
+        )
+    _check_transition(row, state)
+    _set(conn, row, now, **ending, **_over(conn))
+    store.changed(conn, TOPIC)
+    store.changed(conn, ATTEMPTS_TOPIC)
+    return get(conn, rollout_id)
+
+
+def release(conn: Connection, store: Store, rollout_id: str, now: float) -> None:
+    """Give a rollout back after an outcome that is retried: still running, and the next lease may take it.
+
+    Raises NotFound, Conflict if it is over.
+    """
+    row = _row(conn, rollout_id)
+    if row.state in TERMINAL:
+        raise Conflict(f"rollout {rollout_id!r} is {row.state} and cannot be released; it is over")
+    if row.lease_until == 0 and row.lease_owner is None:
+        return
+    _set(conn, row, now, state=RolloutState.RUNNING.value, lease_owner=None, lease_until=0.0)
+    store.changed(conn, TOPIC)
+
+
+def patch_status(
+    conn: Connection,
+    store: Store,
+    rollout_id: str,
+    *,
+    state: RolloutState | None = None,
+    job_name: str | None = None,
+    last_attempt_id: str | None = None,
+    error_message: str | None = None,
+    now: float,
+) -> Rollout:
+    """What a controller outside may change (PROTOCOL, PATCH); `version` grows if anything did.
+
+    A `last_attempt_id` that the store does not know becomes an attempt of that controller, without a token. A rollout
+    that succeeds has outcome completed; one that fails has none, for nobody said why. Raises NotFound, Conflict for
+    a forbidden transition or a change after the end, RecordError for an id that cannot be one.
+    """
+    row = _row(conn, rollout_id)
+    asked = {"state": state, "job_name": job_name, "last_attempt_id": last_attempt_id, "error_message": error_message}
+    values = {name: value for name, value in asked.items() if value is not None and value != getattr(row, name)}
+    if not values:
+        return rollout_of(row)
+    if row.state in TERMINAL:
+        raise Conflict(f"rollout {rollout_id!r} is {row.state}, which is final; {sorted(values)} cannot change any more")
+    if "last_attempt_id" in values:
+        values.update(_adopt_attempt(conn, row, check_id(last_attempt_id, "last_attempt_id"), now))
+    if "state" in values:
+        assert state is not None
+        _check_transition(row, state)
+        values["state"] = RolloutState(state).value
+        if state in TERMINAL:
+            values.update(_over(conn))
+        if state == RolloutState.SUCCEEDED:
+            values["outcome"] = Outcome.COMPLETED.value
+    _set(conn, row, now, **values)
+    store.changed(conn, TOPIC)
+    if state in TERMINAL:
+        store.changed(conn, ATTEMPTS_TOPIC)
+    return get(conn, rollout_id)
+
+
+def delete(conn: Connection, store: Store, rollout_id: str) -> None:
+    """Remove a rollout with its attempts, calls, spans and rewards; a no-op if it is gone."""
+    row = conn.execute(select(table).where(table.c.rollout_id == rollout_id)).one_or_none()
+    if row is None:
+        return
+    if row.finished_seq is not None:
+        last = max(row.finished_seq, _finished_floor(conn))
+        conn.execute(sql_delete(control).where(control.c.key == _FINISHED_KEY))
+        conn.execute(control.insert().values(key=_FINISHED_KEY, value=str(last)))
+    tried = select(attempts_table.c.attempt_id).where(attempts_table.c.rollout_id == rollout_id)
+    called = select(calls.c.call_id).where(calls.c.attempt_id.in_(tried))
+    for child in (choices, completions):
+        conn.execute(sql_delete(child).where(child.c.call_id.in_(called)))
+    for child in (calls, spans, rewards):
+        conn.execute(sql_delete(child).where(child.c.attempt_id.in_(tried)))
+    conn.execute(sql_delete(attempts_table).where(attempts_table.c.rollout_id == rollout_id))
+    conn.execute(sql_delete(table).where(table.c.rollout_id == rollout_id))
+    store.changed(conn, TOPIC)
+    store.changed(conn, ATTEMPTS_TOPIC)
+
+
+def terminal(
+    conn: Connection, after: int, limit: int, run_id: str | None = None
+) -> tuple[list[Rollout], int, int]:
+    """Rollouts that ended after cursor `after`, in order of their end; the next cursor; how many have ended in all."""
+    mine = table.c.finished_seq.is_not(None) if run_id is None else table.c.run_id == run_id
+    query = select(table).where(table.c.finished_seq > after, mine).order_by(table.c.finished_seq).limit(limit)
+    found = _rollouts(conn, query)
+    total = conn.execute(
+        select(func.count()).select_from(table).where(mine, table.c.finished_seq.is_not(None))
+    ).scalar_one()
+    next_after = found[-1].finished_seq if found else after
+    assert next_after is not None
+    return found, next_after, total
+
+
+def finished_groups(conn: Connection, run_id: str | None = None, mode: str | None = None) -> list[list[str]]:
+    """Ids of rollouts by group, groups of which every rollout is over, oldest first; without a group, one of its own."""
+    columns = (table.c.rollout_id, table.c.group_id, table.c.finished_seq)
+    query = select(*columns).order_by(table.c.created_seq)
+    if run_id is not None:
+        query = query.where(table.c.run_id == run_id)
+    if mode is not None:
+        query = query.where(table.c.mode == mode)
+    groups: dict[tuple[str, str], list[str]] = {}
+    unfinished: set[tuple[str, str]] = set()
+    for row in conn.execute(query):
+        key = ("rollout", row.rollout_id) if row.group_id is None else ("group", row.group_id)
+        groups.setdefault(key, []).append(row.rollout_id)
+        if row.finished_seq is None:
+            unfinished.add(key)
+    return [ids for key, ids in groups.items() if key not in unfinished]
+
+
+def cancel_unfinished(conn: Connection, store: Store, run_id: str, now: float) -> list[str]:
+    """Fail what is queued or running of a run, with outcome cancelled; the ids of those rollouts."""
+    query = select(table).where(table.c.run_id == run_id, table.c.state.in_(_UNFINISHED))
+    rows = conn.execute(query.order_by(table.c.created_seq)).all()
+    for row in rows:
+        end_open_attempts(conn, row.rollout_id, Outcome.CANCELLED, "the run was stopped", "cancelled", now)
+        _set(
+            conn, row, now, state=RolloutState.FAILED.value, outcome=Outcome.CANCELLED.value,
+            error_message="the run was stopped", **_over(conn),
+        )  # fmt: skip
+    if rows:
+        store.changed(conn, TOPIC)
+        store.changed(conn, ATTEMPTS_TOPIC)
+    return [row.rollout_id for row in rows]
+
+
+def _row(conn: Connection, rollout_id: str) -> Any:
+    row = conn.execute(select(table).where(table.c.rollout_id == rollout_id)).one_or_none()
+    if row is None:
+        raise NotFound(f"there is no rollout {rollout_id!r}; it may have been deleted")
+    return row
+
+
+def _rollouts(conn: Connection, query: Select[Any]) -> list[Rollout]:
+    return [rollout_of(row) for row in conn.execute(query)]
+
+
+def _existing(conn: Connection, ids: Sequence[str]) -> dict[str, Rollout]:
+    found: dict[str, Rollout] = {}
+    for piece in chunks(ids):
+        for rollout in _rollouts(conn, select(table).where(table.c.rollout_id.in_(piece))):
+            found[rollout.id] = rollout
+    return found
+
+
+def _set(conn: Connection, row: Any, now: float, **values: Any) -> None:
+    conn.execute(
+        update(table)
+        .where(table.c.rollout_id == row.rollout_id)
+        .values(version=row.version + 1, updated_at=now, **values)
+    )
+
+
+def _over(conn: Connection) -> dict[str, Any]:
+    """The columns of a rollout that ends now."""
+    last = conn.execute(select(func.coalesce(func.max(table.c.finished_seq), 0))).scalar_one()
+    return {"finished_seq": max(last, _finished_floor(conn)) + 1, "lease_owner": None, "lease_until": None}
+
+
+def _finished_floor(conn: Connection) -> int:
+    value = conn.execute(select(control.c.value).where(control.c.key == _FINISHED_KEY)).scalar_one_or_none()
+    return int(value or 0)
+
+
+def _check_transition(row: Any, state: RolloutState) -> None:
+    now = RolloutState(row.state)
+    if state not in ROLLOUT_TRANSITIONS[now]:
+        allowed = ", ".join(sorted(ROLLOUT_TRANSITIONS[now])) or "nothing, it is final"
+        raise Conflict(f"rollout {row.rollout_id!r} is {now.value} and cannot become {state.value}; allowed: {allowed}")
+
+
+def _adopt_attempt(conn: Connection, row: Any, attempt_id: str, now: float) -> dict[str, Any]:
+    """Columns of a rollout whose controller names its newest attempt; makes the attempt if it is new."""
+    owner = conn.execute(
+        select(attempts_table.c.rollout_id).where(attempts_table.c.attempt_id == attempt_id)
+    ).scalar_one_or_none()
+    if owner is None:
+        token = secrets.token_urlsafe(32)  # nobody gets it: the controller has a key of its own
+        insert_attempt(conn, row.rollout_id, attempt_id, row.num_attempts + 1, token, "external", now)
+        return {"num_attempts": row.num_attempts + 1}
+    if owner != row.rollout_id:
+        raise Conflict(f"attempt {attempt_id!r} belongs to rollout {owner!r}, not to {row.rollout_id!r}")
+    return {}

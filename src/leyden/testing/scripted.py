@@ -1,0 +1,108 @@
+"""A scripted provider: what a fake engine answers, and what goes wrong on the way.
+
+`Reply` is what the model says; a reply function maps a request body to a Reply. `Faults` is what happens to it.
+Token ids are made by a byte tokenizer: id = 3 + byte, ids below 3 are markers (1 begins a message, 2 ends one).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+BEGIN, END, FIRST_BYTE = 1, 2, 3
+"""Ids of the byte tokenizer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """What one choice says."""
+
+    text: str = "ok"
+    """Content."""
+    tool_calls: tuple[tuple[str, str], ...] = ()
+    """(function name, arguments as JSON text) of each tool call."""
+    finish_reason: str | None = None
+    """None: `tool_calls` if there are any, `length` if `max_tokens` cut it, else `stop`."""
+    num_tokens: int | None = None
+    """None: one token per byte of the text and an end; otherwise that many tokens, for benchmarks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faults:
+    """What goes wrong. The defaults: nothing."""
+
+    status: int = 200
+    """Another status is answered with an error body."""
+    fail_first: int = 2**62
+    """How many requests are failed with `status` before the engine recovers."""
+    drop: bool = False
+    """Close the connection before the first byte."""
+    cut_after_bytes: int | None = None
+    """Close the connection after so many bytes of the answer's body."""
+    wrong_usage: bool = False
+    """Report one completion token too many."""
+    missing: frozenset[str] = frozenset()
+    """Any of `token_ids`, `prompt_token_ids`, `logprobs`: what the engine does not return."""
+    nan_logprob: bool = False
+    """The first log-probability is NaN, written as Python does."""
+    error_in_stream: bool = False
+    """An error event after the first chunk."""
+    no_done: bool = False
+    """End a stream without `[DONE]`."""
+    no_json: bool = False
+    """Answer with HTML."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Behaviour:
+    """Everything a fake engine can be told. May be changed while it runs."""
+
+    reply: Callable[[Mapping[str, Any]], Reply] = lambda body: Reply()
+    """What it says."""
+    faults: Faults = field(default_factory=Faults)
+    """What goes wrong."""
+    delay_s: float = 0.0
+    """Before the first byte."""
+    chunk_delay_s: float = 0.0
+    """Between chunks of a stream."""
+    models: tuple[str, ...] = ()
+    """What `/v1/models` lists."""
+    key: str = ""
+    """Required as a bearer token, if set."""
+
+
+def text_ids(text: str) -> list[int]:
+    """Ids of the byte tokenizer."""
+    return [FIRST_BYTE + byte for byte in text.encode()]
+
+
+def prompt_ids(body: Mapping[str, Any]) -> list[int]:
+    """Ids of a request's prompt: messages one after another, each begun and ended, and the begin of the answer."""
+    prompt = body.get("prompt")
+    if isinstance(prompt, list):
+        return list(prompt)
+    if isinstance(prompt, str):
+        return text_ids(prompt)
+    ids: list[int] = []
+    for message in body.get("messages", ()):
+        content = message.get("content") or ""
+        if isinstance(content, list):
+            content = "".join(part["text"] for part in content)
+        ids += [BEGIN, *text_ids(f"{message['role']}\n{content}"), END]
+    return [*ids, BEGIN]
+
+
+def completion_ids(reply: Reply, max_tokens: int | None) -> tuple[list[int], str]:
+    """(ids of one choice, its finish reason)."""
+    spoken = reply.text + "".join(f"<{name}>{arguments}" for name, arguments in reply.tool_calls)
+    ids = [*text_ids(spoken), END]
+    if reply.num_tokens is not None:
+        ids = [FIRST_BYTE + index % 250 for index in range(reply.num_tokens)]
+    reason = reply.finish_reason or ("tool_calls" if reply.tool_calls else "stop")
+    if max_tokens is not None and len(ids) > max_tokens:
+        return ids[:max_tokens], "length"
+    return ids, reason
+
+
+def logprob(position: int) -> float:
+    """The log-probability at a position: exact in float32, different from its neighbours."""
+    return -(1 + position % 7) / 8

@@ -1,0 +1,239 @@
+"""The only road into the trace tables: redact, check, encode, append. Every method returns when the row is queued;
+its future is done when the row is durable.
+
+Requests and prompts are stored as differences to an earlier durable call of the same attempt, so T turns that only
+append cost O(T). A call of which a redaction changed any text, or whose tokens may not be kept, is `altered`: its ids
+and log-probabilities are text in other letters and are not stored.
+"""
+
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+from sqlalchemy import select
+
+from leyden.base.errors import RecordError
+from leyden.base.records import CallCompletion, CallIntent, Choice, Provenance, Reward, Span, check_reward
+from leyden.store import schema
+from leyden.store.base import Store
+from leyden.traces.prefixes import Body, Link, Prefixes, Prompt
+from leyden.traces.privacy import KEEP, Privacy
+from leyden.traces.privacy.redact import WITHHELD, redact, strip_tokens
+from leyden.traces.rows import (
+    REPEATED_FIELDS,
+    call_row,
+    canonical,
+    choice_rows,
+    completion_row,
+    first_completion,
+    messages_field,
+    span_row,
+)
+
+MAX_OPEN = 65_536
+"""Calls between intent and completion that are remembered; far more than can be in flight."""
+MAX_PURPOSES = 65_536
+"""Rollouts whose purpose is remembered."""
+REFUSAL = "altered"
+"""Why the tokens of a changed call are refused for training."""
+
+_NO_IDS = np.zeros(0, np.int32)
+_NO_LOGPROBS = np.zeros(0, np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """What a completion must know of its intent."""
+
+    attempt_id: str | None
+    allowed: frozenset[str]
+    altered: bool
+
+
+class Recorder:
+    """Writes what happened. One per process; thread-safe."""
+
+    def __init__(self, store: Store, privacy: Privacy = KEEP) -> None:
+        self._store = store
+        self._privacy = privacy
+        self._prefixes = Prefixes()
+        self._open: OrderedDict[str, _Open] = OrderedDict()
+        self._purposes: OrderedDict[str, str | None] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def intent(self, intent: CallIntent) -> "Future[None]":
+        """Record that a request is about to be sent. In the future: Conflict for an id or an occurrence that exists."""
+        allowed = self._allowed(intent.rollout_id)
+        request, altered = self._cleaned(intent.request, "request" in allowed)
+        body = _body(intent.call_id, request)
+        attempt_id = intent.attempt_id
+        link = Link() if attempt_id is None else self._prefixes.body_parent(attempt_id, body)
+        row = call_row(intent, _difference(request, link), link.parent, link.num_messages)
+        with self._lock:
+            self._open[intent.call_id] = _Open(attempt_id, allowed, altered)
+            if len(self._open) > MAX_OPEN:
+                self._open.popitem(last=False)
+        future = self._store.append(schema.calls, [row])
+        if attempt_id is not None:
+            _when_durable(future, lambda: self._prefixes.add_body(attempt_id, body))
+        return future
+
+    def completion(self, completion: CallCompletion) -> "Future[None]":
+        """Record how a call ended, with every choice, all or nothing.
+
+        Raises RecordError if ids and log-probabilities of a choice do not belong together. In the future: Conflict if
+        the call has a completion, NotFound if it has no intent.
+        """
+        with self._lock:
+            known = self._open.pop(completion.call_id, None)
+        completion = self._checked(completion, known)
+        attempt_id = known.attempt_id if known else None
+        parent, shared = None, 0
+        if attempt_id is not None and len(completion.prompt_ids):
+            parent, shared = self._prefixes.prompt_parent(attempt_id, completion.prompt_ids)
+        future = self._store.append_all(
+            [
+                (schema.completions, [completion_row(completion, parent, shared)]),
+                (schema.choices, choice_rows(completion.call_id, completion.choices)),
+            ]
+        )
+        if attempt_id is not None and len(completion.prompt_ids):
+            seen = np.concatenate([completion.prompt_ids, first_completion(completion.choices)])
+            prompt = Prompt(completion.call_id, seen.astype(np.int32, copy=False))
+            _when_durable(future, lambda: self._prefixes.add_prompt(attempt_id, prompt))
+        return future
+
+    def span(self, span: Span) -> "Future[None]":
+        """Record anything that is no call. In the future: Conflict for an id that exists."""
+        attributes, _ = self._cleaned(span.attributes, "spans" in self._allowed(span.rollout_id))
+        return self._store.append(schema.spans, [span_row(span, attributes)])
+
+    def rewards(
+        self, rollout_id: str, attempt_id: str, rewards: Sequence[Reward], *, version: str = ""
+    ) -> "Future[None]":
+        """Record rewards, all or nothing. Raises RecordError if any value is no finite number."""
+        now, ticks = time.time(), time.time_ns()
+        rows = [
+            {
+                # Sorts in order of arrival, also within one instant.
+                "reward_id": f"rew_{ticks:016x}{number:04x}{secrets.token_hex(4)}",
+                "rollout_id": rollout_id,
+                "attempt_id": attempt_id,
+                "call_id": reward.call_id,
+                "name": reward.name,
+                "value": check_reward(reward.name, reward.value),
+                "source": reward.source,
+                "reward_version": version,
+                "created_at": float(reward.created_at or now),
+            }
+            for number, reward in enumerate(rewards)
+        ]
+        return self._store.append(schema.rewards, rows)
+
+    def _allowed(self, rollout_id: str | None) -> frozenset[str]:
+        """Fields that may be stored; asks the store for the purpose of a rollout once, and only if that matters."""
+        if not self._privacy.by_purpose:
+            return self._privacy.default
+        if rollout_id is None:
+            return self._privacy.allowed("live")
+        with self._lock:
+            if rollout_id in self._purposes:
+                return self._privacy.allowed(self._purposes[rollout_id])
+        query = select(schema.rollouts.c.purpose).where(schema.rollouts.c.rollout_id == rollout_id)
+        purpose = self._store.read(lambda connection: connection.execute(query).scalar_one_or_none())
+        with self._lock:
+            self._purposes[rollout_id] = purpose
+            if len(self._purposes) > MAX_PURPOSES:
+                self._purposes.popitem(last=False)
+        return self._privacy.allowed(purpose)
+
+    def _cleaned(self, body: Mapping[str, Any], allowed: bool) -> tuple[Mapping[str, Any], bool]:
+        """(what may be stored of a body, whether that is something else)."""
+        if not allowed:
+            return {}, bool(body)
+        if self._privacy.redactor is None:
+            return body, False
+        cleaned, changed = redact(body, self._privacy.redactor)
+        return cleaned, changed
+
+    def _checked(self, completion: CallCompletion, known: _Open | None) -> CallCompletion:
+        """The completion as it may be stored."""
+        prompt_ids = np.asarray(completion.prompt_ids)
+        if prompt_ids is not completion.prompt_ids:
+            completion = replace(completion, prompt_ids=prompt_ids)
+        for choice in completion.choices:
+            if completion.refusal is None and len(choice.completion_ids) != len(choice.logprobs):
+                raise RecordError(
+                    f"choice {choice.index} of call {completion.call_id} has {len(choice.completion_ids)} ids and "
+                    f"{len(choice.logprobs)} log-probabilities; record it with a refusal, or find the missing ones"
+                )
+        if self._privacy.keeps_all:
+            return completion
+        # An intent that is not remembered may have been redacted, so nothing that spells it is kept.
+        allowed, altered = (known.allowed, known.altered) if known else (frozenset(), True)
+        response, changed = self._cleaned(completion.response, "response" in allowed)
+        texts = [self._text(choice.text, "response" in allowed) for choice in completion.choices]
+        error = None if completion.error is None else self._text(completion.error, "response" in allowed)
+        kept = replace(completion, response=response, error=error)
+        altered = altered or changed or texts != [choice.text for choice in completion.choices]
+        if not altered and "tokens" in allowed:
+            return kept
+        return replace(
+            kept,
+            response=strip_tokens(response),
+            provenance=Provenance.ALTERED,
+            refusal=REFUSAL,
+            prompt_ids=_NO_IDS,
+            choices=[
+                Choice(
+                    index=choice.index,
+                    completion_ids=_NO_IDS,
+                    logprobs=_NO_LOGPROBS,
+                    finish_reason=choice.finish_reason,
+                    text=text,
+                )
+                for choice, text in zip(completion.choices, texts, strict=True)
+            ],
+        )
+
+    def _text(self, text: str, allowed: bool) -> str:
+        if not allowed:
+            return WITHHELD if text else text
+        return text if self._privacy.redactor is None else self._privacy.redactor(text)
+
+
+def _when_durable(future: "Future[None]", action: Callable[[], None]) -> None:
+    future.add_done_callback(lambda done: action() if done.exception() is None else None)
+
+
+def _body(call_id: str, request: Mapping[str, Any]) -> Body:
+    """Hashes by which requests are compared. The order of keys counts, so that a rebuilt request is the same text."""
+    name = messages_field(request)
+    messages = request[name] if name else ()
+    # A field name in front: messages of one field never pass for those of another.
+    prefix = (name or "").encode()
+    return Body(
+        call_id,
+        tuple(_digest(prefix + canonical(message)) for message in messages),
+        {field: _digest(canonical(request[field])) for field in REPEATED_FIELDS if field in request},
+    )
+
+
+def _difference(request: Mapping[str, Any], link: Link) -> object:
+    """What is stored: the body without the messages it shares; if fields are left out too, a pair with their names."""
+    body = {key: value for key, value in request.items() if key not in link.fields}
+    name = messages_field(request)
+    if name and link.num_messages:
+        body[name] = body[name][link.num_messages :]
+    return [body, list(link.fields)] if link.fields else body
+
+
+def _digest(data: bytes) -> bytes:
+    return blake2b(data, digest_size=16).digest()

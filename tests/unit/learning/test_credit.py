@@ -1,0 +1,170 @@
+import math
+from dataclasses import replace
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.traces.making import OUTCOMES, make_call, make_trace
+
+from leyden.base.config import LearnConfig
+from leyden.base.records import Drop, Outcome, Trace
+from leyden.learning.algorithms import ALGORITHMS, Algorithm, GroupRelative, Sft, make, surrogate_of
+from leyden.learning.credit import apply_credit, credit_groups
+from leyden.traces.assemble import Assembly, assemble
+
+rewards = st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=12)
+GRPO = GroupRelative(name="grpo", divide_by_std=True)
+DR_GRPO = GroupRelative(name="dr_grpo")
+RLOO = GroupRelative(name="rloo", baseline="leave_one_out")
+COMPARING: list[Algorithm] = [GRPO, DR_GRPO, RLOO]
+
+
+def assembled(*traces: Trace) -> Assembly:
+    return assemble(traces, policy="main", trainable_outcomes=OUTCOMES, max_tokens=50)
+
+
+@given(rewards)
+def test_each_formula_equals_its_definition_in_float64(values: list[float]) -> None:
+    r = np.asarray(values, np.float64)
+    if len(set(values)) == 1:
+        expected = [np.zeros(len(r))] * 3
+    else:
+        others = np.asarray([np.delete(r, i).mean() for i in range(len(r))])
+        expected = [(r - r.mean()) / (r.std(ddof=1) + 1e-6), r - r.mean(), r - others]
+    for algorithm, reference in zip(COMPARING, expected, strict=True):
+        assert algorithm.credit(values) == pytest.approx(reference, rel=1e-9, abs=1e-9)
+
+
+@given(rewards)
+def test_rloo_is_dr_grpo_times_n_over_n_minus_1(values: list[float]) -> None:
+    num = len(values)
+    scaled = [c * num / max(num - 1, 1) for c in DR_GRPO.credit(values)]
+    assert RLOO.credit(values) == pytest.approx(scaled, rel=1e-12, abs=1e-12)
+
+
+@given(rewards)
+def test_comparison_has_zero_mean(values: list[float]) -> None:
+    for algorithm in COMPARING:
+        assert math.fsum(algorithm.credit(values)) == pytest.approx(0, abs=1e-9)
+
+
+@given(st.lists(st.integers(-50, 50), min_size=1, max_size=8), st.integers(-1000, 1000))
+def test_a_constant_added_to_all_rewards_changes_no_credit(values: list[int], shift: int) -> None:
+    for algorithm in COMPARING:
+        shifted = algorithm.credit([v + shift for v in values])
+        assert shifted == pytest.approx(algorithm.credit(values), rel=1e-9, abs=1e-9)
+
+
+@given(st.lists(st.integers(-50, 50), min_size=2, max_size=8), st.floats(0.5, 1000))
+def test_grpo_forgets_the_scale_of_rewards_up_to_eps(values: list[int], scale: float) -> None:
+    scaled = GRPO.credit([scale * v for v in values])
+    assert scaled == pytest.approx(GRPO.credit(values), rel=1e-5, abs=1e-5)
+
+
+@given(rewards, st.randoms(use_true_random=False))
+def test_a_permutation_of_the_rewards_permutes_the_credit_exactly(values: list[float], random: Any) -> None:
+    order = list(range(len(values)))
+    random.shuffle(order)
+    for algorithm in [*COMPARING, Sft(min_reward=0.5)]:
+        credit = algorithm.credit(values)
+        assert algorithm.credit([values[i] for i in order]) == [credit[i] for i in order]
+
+
+@pytest.mark.parametrize("values", [[1.0], [0.1] * 3, [-7.5, -7.5]])
+def test_nothing_to_compare_gives_exactly_zero(values: list[float]) -> None:
+    for algorithm in COMPARING:
+        assert algorithm.credit(values) == [0.0] * len(values)
+
+
+def test_imitation_is_one_at_or_above_the_threshold() -> None:
+    assert Sft(min_reward=0.5).credit([0.49, 0.5, 1.0]) == [0.0, 1.0, 1.0]
+    assert Sft().credit([-3.0, 0.0]) == [1.0, 1.0]
+
+
+def test_every_algorithm_that_can_be_configured_is_made_and_no_other() -> None:
+    names = get_args(LearnConfig.model_fields["algorithm"].annotation)
+    assert set(ALGORITHMS) == set(names)
+    for name in names:
+        algorithm = make(LearnConfig.model_validate({"algorithm": name, "min_reward": 0.25}))
+        assert algorithm.name == name
+        assert algorithm.negative_credit == any(c < 0 for c in algorithm.credit([0.0, 1.0, 0.5]))
+
+
+def test_imitation_is_likelihood_whatever_surrogate_is_configured() -> None:
+    config = LearnConfig.model_validate({"algorithm": "rejection_sft", "surrogate": "ppo_clip"})
+    assert surrogate_of(config, make(config)) == "nll"
+    config = LearnConfig.model_validate({"algorithm": "rloo", "surrogate": "ppo_clip"})
+    assert surrogate_of(config, make(config)) == "ppo_clip"
+
+
+def test_credit_is_given_before_tokens_are_dropped() -> None:
+    traces = [
+        make_trace("r0", calls=[make_call("a")], reward=1.0),
+        make_trace("r1", calls=[make_call("b", prompt=range(99))], reward=0.0),  # overlong
+        make_trace("r2", calls=[], reward=0.0),
+        make_trace("r3", calls=[make_call("c", delivered=False)], reward=0.0),
+    ]
+    credit = credit_groups(assembled(*traces), DR_GRPO)
+    assert credit.by_rollout == {"r0": 0.75, "r1": -0.25, "r2": -0.25, "r3": -0.25}
+    assert (credit.num_survivors, credit.num_groups, credit.num_singletons) == (1, 1, 0)
+
+
+def test_a_group_with_one_scored_rollout_gets_zero_not_its_raw_reward() -> None:
+    traces = [
+        make_trace("r0", calls=[make_call("a")], reward=1.0),
+        make_trace("r1", calls=[make_call("b")], reward=1.0, outcome=Outcome.INFRA_ERROR),
+        make_trace("r2", calls=[make_call("c")], reward=None),
+    ]
+    for algorithm in COMPARING:
+        credit = credit_groups(assembled(*traces), algorithm)
+        assert credit.by_rollout == {"r0": 0.0}
+        assert (credit.num_singletons, credit.zero_variance_tasks) == (1, [])
+
+
+def test_flat_groups_are_counted_by_task() -> None:
+    traces = [
+        make_trace(f"{group}-{k}", group_id=group, task_id=f"task-{group}", reward=value)
+        for group, values in {"a": (1, 1), "b": (0, 1), "c": (0, 0)}.items()
+        for k, value in enumerate(values)
+    ]
+    credit = credit_groups(assembled(*traces), GRPO)
+    assert credit.zero_variance_tasks == ["task-a", "task-c"]
+    assert credit.num_groups == 3 and credit.num_survivors == 0
+    assert [group.rewards for group in credit.groups] == [[1, 1], [0, 1], [0, 0]]
+
+
+def test_a_rollout_without_a_group_is_compared_with_nobody() -> None:
+    traces = [make_trace(f"r{k}", group_id=None, reward=float(k)) for k in range(2)]
+    credit = credit_groups(assembled(*traces), RLOO)
+    assert (credit.num_groups, credit.num_singletons, credit.by_rollout) == (2, 2, {"r0": 0.0, "r1": 0.0})
+
+
+def test_evaluation_rollouts_do_not_enter_a_group() -> None:
+    traces = [make_trace("r0", reward=1.0), make_trace("r1", reward=0.0, mode="val")]
+    assert credit_groups(assembled(*traces), RLOO).by_rollout == {"r0": 0.0}
+
+
+def test_a_failed_outcome_is_compared_with_reward_zero() -> None:
+    traces = [make_trace("r0", reward=1.0), make_trace("r1", reward=None, outcome=Outcome.TIMEOUT)]
+    assert credit_groups(assembled(*traces), DR_GRPO).by_rollout == {"r0": 0.5, "r1": -0.5}
+
+
+def test_rejected_rollouts_are_dropped_by_name_and_conserved() -> None:
+    traces = [make_trace(f"r{k}", calls=[make_call(f"c{k}")], reward=k / 2) for k in range(3)]
+    before = assembled(*traces)
+    algorithm = Sft(min_reward=0.5)
+    after = apply_credit(before, credit_groups(before, algorithm), algorithm)
+    assert after.dropped == {Drop.BELOW_THRESHOLD: 2} and after.trained == 4
+    assert [a.rollout_id for a in after.kept] == ["r1", "r2"]
+    assert apply_credit(before, credit_groups(before, GRPO), GRPO) is before
+
+
+@given(st.permutations(range(5)))
+def test_the_order_of_traces_changes_no_credit(order: list[int]) -> None:
+    traces = [make_trace(f"r{k}", group_id=f"g{k % 2}", reward=float(k)) for k in range(5)]
+    expected = credit_groups(assembled(*traces), GRPO)
+    found = credit_groups(assembled(*(traces[k] for k in order)), GRPO)
+    assert found == replace(expected, by_rollout=found.by_rollout)
+    assert dict(found.by_rollout) == dict(expected.by_rollout)
