@@ -123,7 +123,7 @@ def run_query(sql: str, database: Path) -> Outcome:
     if not is_safe or len(verbs) != 1 or verbs[0] not in READ_VERBS:
         return Outcome(None, is_safe, f"not one reading statement (verbs {verbs})")
     denied: list[int] = []
-    connection = sqlite3.connect(f"{database.as_uri()}?mode=ro&immutable=1", uri=True)
+    connection = sqlite3.connect(f"{database.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
     try:
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
         _bound(connection)

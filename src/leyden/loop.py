@@ -9,6 +9,7 @@ that are in the store are not run twice, and the update they lead to is the one 
 """
 
 import asyncio
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -98,8 +99,8 @@ class House:
 
     @property
     def sft_version(self) -> int:
-        """Version after the supervised stage."""
-        return self.base_version + (1 if self.config.sft else 0)
+        """Version after the supervised stage; every optimizer step makes one."""
+        return self.base_version + sft_steps(self.config, len(self.demos))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +111,11 @@ class Improvement:
     """By label: `base`, `sft`, `final`; those that were made."""
     verdicts: Mapping[str, Verdict]
     """By the label of the incumbent."""
+
+
+def sft_steps(config: Config, num_demos: int) -> int:
+    """Optimizer steps of the supervised stage."""
+    return config.sft.epochs * math.ceil(num_demos / config.sft.batch_size) if config.sft else 0
 
 
 async def improve(house: House) -> Improvement:
@@ -177,7 +183,7 @@ async def imitate(house: House) -> None:
         return
     encoded = [house.backend.encode_demo(demo.messages) for demo in house.demos]
     batches = batch.demo_batches(encoded, batch_size=sft.batch_size, epochs=sft.epochs, seed=house.config.run.seed)
-    before, version = house.backend.version, house.sft_version
+    assert len(batches) == house.sft_version - house.base_version
     house.progress.begin(f"imitating {len(house.demos)} demonstrations", len(batches))
     await house.services.hold()
     for number, one in enumerate(batches):
@@ -190,10 +196,11 @@ async def imitate(house: House) -> None:
             ),
             grad_clip=house.config.learn.grad_clip,
         )
-        update = await asyncio.to_thread(house.backend.update, [one], objective, version)
+        before = house.backend.version
+        update = await asyncio.to_thread(house.backend.update, [one], objective, before + 1)
         house.progress.advance(number + 1, f"loss {update.loss:.3f}")
         report = {"loss": update.loss, "grad_norm": update.grad_norm, **_update_numbers(update)}
-        await _record_step(house, "sft", number, before if number == 0 else version, report)
+        await _record_step(house, "sft", number, before, report)
     await house.services.resume()
     house.progress.end()
     await checkpoint(house, stage="sft", step=0, full=True)
@@ -303,8 +310,7 @@ def _prune(house: House) -> None:
         key=lambda f: int(f.name.rpartition("@")[2]),
     )
     for folder in folders[: -house.config.learn.keep_checkpoints]:
-        for file in folder.glob("trainer/*"):
-            file.unlink()
+        house.backend.forget_optimizer(folder)
 
 
 async def _update(

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Connection, func, select
+from tests.unit.store.builders import call_row, choice_row, completion_row, finished, script
 
 from leyden.base.errors import Conflict, NotFound, RecordError, StoreError, StoreUnusable
 from leyden.store import aio, open_store
 from leyden.store.base import Store
 from leyden.store.schema import calls, choices, completions, control
-from tests.unit.store.builders import call_row, choice_row, completion_row, finished, script
 
 URLS: dict[str, Callable[[Path], str]] = {"sqlite": lambda folder: f"sqlite:///{folder / 'store.db'}"}
 """One fresh store per implementation."""
@@ -98,7 +98,10 @@ def test_an_unknown_column_is_our_own_fault(store: Store) -> None:
 
 def test_a_value_that_no_column_takes_fails_its_own_append_only(store: Store) -> None:
     held = _Held(store)
-    good, bad = store.append(control, [_row("good")]), store.append(control, [{"key": "bad", "value": object()}])
+    good, bad = (
+        store.append(control, [_row("good")]),
+        store.append(control, [{"key": "bad", "value": object()}]),
+    )
     held.release()
     good.result(BOUND_S)
     assert bad.exception(BOUND_S) is not None
@@ -163,7 +166,11 @@ def test_a_failed_job_leaves_no_trace_and_hurts_nobody(store: Store) -> None:
         raise KeyError("why not")
 
     held = _Held(store)
-    before, failed, after = store.append(control, [_row("a")]), store.write(job), store.append(control, [_row("b")])
+    before, failed, after = (
+        store.append(control, [_row("a")]),
+        store.write(job),
+        store.append(control, [_row("b")]),
+    )
     held.release()
     assert isinstance(failed.exception(BOUND_S), KeyError)
     assert (before.exception(BOUND_S), after.exception(BOUND_S)) == (None, None)

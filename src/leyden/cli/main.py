@@ -46,15 +46,15 @@ def main() -> None:
     try:
         app(standalone_mode=True)
     except (ConfigError, TaskError) as error:
-        console.print(f"leyden: {error}", style="red", markup=False)
+        console.print(f"leyden: {error}", style="red", markup=False, soft_wrap=True)
         sys.exit(2)
     except (Interrupted, KeyboardInterrupt) as error:
-        console.print(f"leyden: {error or 'stopped'}", markup=False)
+        console.print(f"leyden: {error or 'stopped'}", markup=False, soft_wrap=True)
         sys.exit(130)
     except LeydenError as error:
         if os.environ.get("LEYDEN_DEBUG"):
             raise
-        console.print(f"leyden: {error}", style="red", markup=False)
+        console.print(f"leyden: {error}", style="red", markup=False, soft_wrap=True)
         sys.exit(1)
 
 

@@ -47,7 +47,7 @@ class TextProgress:
 
     def say(self, text: str) -> None:
         """One sentence."""
-        self.console.print(text, markup=False)
+        self.console.print(text, markup=False, soft_wrap=True)
 
     def begin(self, phase: str, total: int) -> None:
         """A phase starts."""

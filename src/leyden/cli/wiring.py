@@ -28,7 +28,7 @@ from leyden.base.errors import ConfigError, Interrupted, LearningError, TaskErro
 from leyden.base.records import PolicyVersion, Task
 from leyden.base.tasks import Demo, check_splits, load_demos, load_tasks
 from leyden.cli.processes import Child
-from leyden.loop import House, Progress
+from leyden.loop import House, Progress, sft_steps
 from leyden.store import ledger, open_store
 from leyden.store.base import Store
 
@@ -256,8 +256,12 @@ def open_house(
         backend = backend_of(config, policy)
         folder.mkdir(parents=True, exist_ok=True)
         if training:
-            base, sft_done, done_steps = _register(config, store, run_id, folder, resume is not None)
-            _restore(backend, folder, policy, base, sft_done, done_steps, config)
+            base, sft_done, done_steps = _register(config, store, run_id, folder, len(demos), resume is not None)
+            version = base + (sft_steps(config, len(demos)) if sft_done else 0) + done_steps
+            if version == base:
+                backend.serve_as(base)
+            else:
+                backend.load(folder / "checkpoints" / f"{policy}@{version}", version, full=True)
         engine_url = backend.start()
         services = LocalServices(config, folder, run_id, engine_url, backend.engine_key)
         services.start()
@@ -302,7 +306,7 @@ def load_version(house: House, number: int) -> None:
 
 
 def _register(
-    config: Config, store: Store, run_id: str, folder: Path, resumed: bool
+    config: Config, store: Store, run_id: str, folder: Path, num_demos: int, resumed: bool
 ) -> tuple[int, bool, int]:
     """Write down a new run, or find where an old one stood: (base version, supervised stage done, steps done)."""
     policy = config.learn.policy
@@ -323,21 +327,18 @@ def _register(
     if not mine:
         raise ConfigError(f"run {run_id} is not in the store {store.url}; give the --config it was started with")
     base = min(v.version for v in mine)
-    complete = [v for v in mine if v.version > base and (folder / "checkpoints" / v.name / "trainer").is_dir()]
-    latest = max(complete, key=lambda v: v.version, default=None)
-    if latest is None:
+    complete = [v for v in mine if v.version > base and _can_resume(folder / "checkpoints" / v.name)]
+    latest = max((v.version for v in complete), default=base)
+    imitated = sft_steps(config, num_demos)
+    if latest == base:
         return base, False, 0
-    return base, config.sft is not None, latest.version - base - (1 if config.sft else 0)
+    return base, config.sft is not None, latest - base - imitated
 
 
-def _restore(
-    backend: Any, folder: Path, policy: str, base: int, sft_done: bool, done_steps: int, config: Config
-) -> None:
-    version = base + (1 if sft_done and config.sft else 0) + done_steps
-    if version == base:
-        backend.version = base
-    else:
-        backend.load(folder / "checkpoints" / f"{policy}@{version}", version, full=True)
+def _can_resume(checkpoint: Path) -> bool:
+    """Whether a checkpoint has the state of the optimizer; the manifest names it only while it is whole."""
+    manifest = checkpoint / "leyden.json"
+    return manifest.exists() and json.loads(manifest.read_text(encoding="utf-8")).get("num_steps") is not None
 
 
 def raise_open_files() -> None:

@@ -1,8 +1,9 @@
-"""The three addresses of a model call: an attempt's path, the same without `openai`, and a path that says nothing.
+"""The three addresses of a model call: an attempt's path, the same without `openai`, and a path that says
+nothing.
 
-    /proxy/rollout/{rollout}/attempt/{attempt}/mode/{train,val}/openai/v1/chat/completions
-    /openai/v1/chat/completions        the key alone says who calls
-    /v1/chat/completions               the same
+/proxy/rollout/{rollout}/attempt/{attempt}/mode/{train,val}/openai/v1/chat/completions
+/openai/v1/chat/completions        the key alone says who calls
+/v1/chat/completions               the same
 """
 
 import re

@@ -1,7 +1,8 @@
 """The gateway as an ASGI application, and the process that serves it.
 
-Model calls take a short road on bare ASGI, since they are the hot path; everything else goes through Starlette. No torch in
-this process. `serve` blocks until it is told to stop; `Gateway` (in `road`) is what the parts share.
+Model calls take a short road on bare ASGI, since they are the hot path; everything else goes through
+Starlette. No torch in this process. `serve` blocks until it is told to stop; `Gateway` (in `road`) is what
+the parts share.
 """
 
 import logging
@@ -34,7 +35,8 @@ from leyden.traces.recorder import Recorder
 log = logging.getLogger("leyden.gateway")
 
 KEEP_ALIVE_S = 120
-"""Idle client connections are kept longer than SDKs keep theirs (httpx: 5 s), so that the client closes first."""
+"""Idle client connections are kept longer than SDKs keep theirs (httpx: 5 s), so that the client closes
+first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,8 @@ class App:
         try:
             await forward(self._gateway, arrival)
         except Exception:
-            # The boundary of a request: a fault of ours is told as one, and its trace logged without body or key.
+            # The boundary of a request: a fault of ours is told as one, and its trace logged without body or
+            # key.
             log.exception("a model call failed inside the gateway")
             if not client.started:
                 message = "the gateway failed; its log has the reason"
@@ -130,11 +133,13 @@ def serve(
 ) -> None:
     """Serve until interrupted. Raises ConfigError if the address cannot be listened on.
 
-    `on_ready` is called once with the URL and the keys. `stop` is called once, before that, with a function that
-    ends the server from any thread.
+    `on_ready` is called once with the URL and the keys. `stop` is called once, before that, with a function
+    that ends the server from any thread.
     """
     listener = listen(config.gateway.host, config.gateway.port)
-    gateway, keys = create_gateway(config, store, recorder=recorder, admin_key=admin_key, runner_key=runner_key)
+    gateway, keys = create_gateway(
+        config, store, recorder=recorder, admin_key=admin_key, runner_key=runner_key
+    )
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     listening = Listening(f"http://{shown}:{port}", keys.admin_key, keys.runner_key)

@@ -1,7 +1,7 @@
 """Who is calling: administrator, runner, or one attempt by its own random key.
 
-Attempt keys live in the store as SHA-256 hashes and in this process as a bounded cache. Whether an attempt has
-ended is checked on every call: the store counts changes of attempts, so the check is one counter unless
+Attempt keys live in the store as SHA-256 hashes and in this process as a bounded cache. Whether an attempt
+has ended is checked on every call: the store pushes a count of changes, so the check is one comparison unless
 something changed. Keys never reach a log, a record or an error message.
 """
 
@@ -17,12 +17,15 @@ from sqlalchemy import Connection
 
 from leyden.base.errors import NotFound, RequestRefused
 from leyden.base.records import Attempt, Rollout
+from leyden.gateway.changes import Changes
 from leyden.gateway.ledger import Book
 from leyden.store import aio, queue
 from leyden.store.base import Store
 
 Role = Literal["admin", "runner", "attempt"]
 
+OWN_ATTEMPTS = "att_"
+"""Ids of attempts that the queue made begin so; others were named by a controller."""
 MAX_CACHED = 20_000
 """Attempts kept in memory; ten times the rollouts in flight that the project aims at."""
 MAX_REFUSALS = 20
@@ -62,6 +65,7 @@ class Keys:
 
     def __init__(self, store: Store, *, admin_key: str, runner_key: str) -> None:
         self._store = store
+        self._changes = Changes(store, queue.TOPIC)
         self._fixed: tuple[tuple[bytes, Caller], ...] = (
             (admin_key.encode(), Caller("admin")),
             (runner_key.encode(), Caller("runner")),
@@ -91,7 +95,9 @@ class Keys:
 
     async def attempt(self, rollout_id: str, attempt_id: str) -> KnownAttempt:
         """The attempt of a path, for administrator and runner. Raises RequestRefused: 404, 409."""
-        known = await self._fresh((rollout_id, attempt_id), lambda connection: _by_id(connection, rollout_id, attempt_id))
+        known = await self._fresh(
+            (rollout_id, attempt_id), lambda connection: _by_id(connection, rollout_id, attempt_id)
+        )
         if known is None:
             raise RequestRefused(
                 f"there is no attempt {attempt_id} of a rollout {rollout_id}", status=404, kind="not_found"
@@ -115,7 +121,9 @@ class Keys:
             )  # fmt: skip
         if rollout.state in ("succeeded", "failed"):
             raise RequestRefused(
-                f"rollout {rollout.id} is {rollout.state}; it takes no more calls", status=409, kind="rollout_ended"
+                f"rollout {rollout.id} is {rollout.state}; it takes no more calls",
+                status=409,
+                kind="rollout_ended",
             )
 
     async def _fresh(
@@ -123,14 +131,16 @@ class Keys:
     ) -> KnownAttempt | None:
         """The cached attempt if nothing changed since it was read, else a fresh reading."""
         known = self._cache.get(slot)
-        changes = self._store.count(queue.TOPIC)
+        changes = self._changes.count()
         if known is not None and known.seen == changes:
             return known
         found = await aio.read(self._store, load)
         if found is None:
             self._cache.pop(slot, None)
             return None
-        known = self._cache.get(slot)  # another call may have loaded it meanwhile; its book must stay the only one
+        known = self._cache.get(
+            slot
+        )  # another call may have loaded it meanwhile; its book must stay the only one
         if known is None or known.attempt.id != found[0].id:
             known = self._cache[slot] = self._same_attempt(found[0].id) or KnownAttempt(*found, changes)
             self._evict()
@@ -151,12 +161,17 @@ class Keys:
             del self._cache[slot]
 
 
+def external_attempt(rollout_id: str, attempt_id: str) -> str:
+    """Stored id of an attempt that a controller outside named; its names are unique within a rollout only."""
+    return f"{rollout_id}.{attempt_id}"
+
+
 def _by_id(connection: Connection, rollout_id: str, attempt_id: str) -> tuple[Attempt, Rollout] | None:
     try:
         rollout = queue.get(connection, rollout_id)
     except NotFound:
         return None
     for attempt in queue.attempts(connection, rollout_id):
-        if attempt.id == attempt_id:
+        if attempt.id in (attempt_id, external_attempt(rollout_id, attempt_id)):
             return attempt, rollout
     return None

@@ -17,7 +17,7 @@ JSON: tuple[bytes, bytes] = (b"content-type", b"application/json")
 EVENT_STREAM: tuple[bytes, bytes] = (b"content-type", b"text/event-stream; charset=utf-8")
 
 
-class ClientLeft(Exception):
+class ClientLeftError(Exception):
     """The harness closed the connection before its request was whole. Never leaves the gateway."""
 
 
@@ -34,14 +34,14 @@ class Client:
         """Whether the answer is complete, or nobody is there to take it."""
 
     async def body(self, max_bytes: int) -> bytes:
-        """The request's body. Raises RequestRefused (413), ClientLeft."""
+        """The request's body. Raises RequestRefused (413), ClientLeftError."""
         parts: list[bytes] = []
         size = 0
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 self.finished = True
-                raise ClientLeft
+                raise ClientLeftError
             part = message.get("body", b"")
             size += len(part)
             if size > max_bytes:

@@ -1,8 +1,9 @@
 """One model call, start to finish: identify, translate, choose, send, record, answer.
 
-Each phase is one function with one record in and one out. What a phase cannot honour it raises; `forward` turns that
-into an error in the shape of the dialect. From `send` on a call has a durable intent, so whatever happens then ends
-in `record`, not in an exception. A stream is relayed while `send` runs; its last events are released by `answer`.
+Each phase is one function with one record in and one out. What a phase cannot honour it raises; `forward`
+turns that into an error in the shape of the dialect. From `send` on a call has a durable intent, so whatever
+happens then ends in `record`, not in an exception. A stream is relayed while `send` runs; its last events are
+released by `answer`.
 """
 
 import asyncio
@@ -17,17 +18,19 @@ from leyden.base.records import Call, CallCompletion, CallIntent, Choice
 from leyden.gateway import upstream
 from leyden.gateway.address import Address
 from leyden.gateway.auth import Caller, Keys, KnownAttempt
-from leyden.gateway.client import EVENT_STREAM, JSON, Client, ClientLeft, Headers
+from leyden.gateway.client import EVENT_STREAM, JSON, ClientLeftError, Headers
 from leyden.gateway.dialects import Body
 from leyden.gateway.ledger import Book, Flight, digest_of
 from leyden.gateway.refusals import refuse
+from leyden.gateway.retries import follow, replay
 from leyden.gateway.road import Arrival, Called, Chosen, Gateway, Recorded, Sent, Translated
 from leyden.gateway.sampling import effective_sampling, seed_of
 from leyden.gateway.stream import Relay, event_bytes, read_json
 from leyden.traces.tokens import checked
 
 MAX_CONFLICTS = 64
-"""Occurrences tried for one intent: another gateway on the same store can have taken at most as many as it served."""
+"""Occurrences tried for one intent: another gateway on the same store can have taken at most as many as it
+served."""
 
 
 async def forward(gateway: Gateway, arrival: Arrival) -> None:
@@ -46,7 +49,7 @@ async def forward(gateway: Gateway, arrival: Arrival) -> None:
             await fly(gateway, book, translated, place)
         else:
             await follow(place, arrival.client)
-    except ClientLeft:
+    except ClientLeftError:
         pass
     except LeydenError as error:
         await refuse(gateway, arrival, called, error)
@@ -84,7 +87,8 @@ async def identify(gateway: Gateway, arrival: Arrival) -> Called:
 
 
 async def attempt_of(keys: Keys, caller: Caller, address: Address) -> KnownAttempt | None:
-    """The attempt that a call belongs to, None for live traffic. Raises RequestRefused when path and key disagree."""
+    """The attempt that a call belongs to, None for live traffic. Raises RequestRefused when path and key
+    disagree."""
     known = caller.known
     if address.rollout_id is None:
         return known
@@ -94,27 +98,35 @@ async def attempt_of(keys: Keys, caller: Caller, address: Address) -> KnownAttem
     assert known is not None
     if known.rollout.id != address.rollout_id:
         await keys.rollout_exists(address.rollout_id)
-    if (known.rollout.id, known.attempt.id) != (address.rollout_id, address.attempt_id):
+    if known.rollout.id != address.rollout_id or (
+        caller.role == "attempt" and known.attempt.id != address.attempt_id
+    ):
         raise RequestRefused(
             f"this key belongs to another attempt than {address.attempt_id} of rollout {address.rollout_id}",
             status=403, kind="permission_error", hint="use the base URL and the key of the same environment",
         )  # fmt: skip
     if address.mode is not None and address.mode != known.rollout.mode:
         raise RequestRefused(
-            f"the path says mode {address.mode}, but rollout {known.rollout.id} has mode {known.rollout.mode}",
-            status=403, kind="permission_error",
-        )  # fmt: skip
+            f"the path says mode {address.mode}, rollout {known.rollout.id} has mode {known.rollout.mode}",
+            status=403,
+            kind="permission_error",
+        )
     return known
 
 
 async def translate(gateway: Gateway, called: Called) -> Translated:
-    """The request with sampling parameters from their one place, and every change named. Raises RequestRefused."""
+    """The request with sampling parameters from their one place, and every change named. Raises
+    RequestRefused."""
     dialect = called.arrival.address.dialect
     request = dialect.parse(_json_object(called.raw))
     policy = await gateway.router.policy(request.alias)
     used, rewrites = effective_sampling(request, policy, called.known.rollout if called.known else None)
     return Translated(
-        called=called, request=request, used=used, rewrites=rewrites, digest=digest_of(dialect.path, request.body)
+        called=called,
+        request=request,
+        used=used,
+        rewrites=rewrites,
+        digest=digest_of(dialect.path, request.body),
     )
 
 
@@ -133,13 +145,20 @@ async def choose(gateway: Gateway, book: Book, translated: Translated, flight: F
         await gateway.upstream.require(route, called.arrival.address.dialect, model)
         await book.number(gateway.reader, flight)
         used, rewrites = dict(translated.used), list(translated.rewrites)
-        if "seed" not in used and rollout is not None and used["temperature"] != 0 and called.known is not None:
+        if (
+            "seed" not in used
+            and rollout is not None
+            and used["temperature"] != 0
+            and called.known is not None
+        ):
             used["seed"] = seed_of(rollout.seed, called.known.attempt.number, flight.seq)
             rewrites.append("seed")
     except BaseException:
         gateway.hold.leave()
         raise
-    return Chosen(translated=translated, flight=flight, route=route, model=model, used=used, rewrites=rewrites)
+    return Chosen(
+        translated=translated, flight=flight, route=route, model=model, used=used, rewrites=rewrites
+    )
 
 
 async def send(gateway: Gateway, chosen: Chosen) -> Sent:
@@ -163,7 +182,11 @@ async def send(gateway: Gateway, chosen: Chosen) -> Sent:
     except (EngineError, aiohttp.ClientError, TimeoutError) as error:
         reason = str(error) or f"engine {chosen.route.endpoint}: {type(error).__name__}"
         return Sent(
-            chosen=chosen, status="error", http_status=502, answer=relay.assembled() if relay else {}, error=reason
+            chosen=chosen,
+            status="error",
+            http_status=502,
+            answer=relay.assembled() if relay else {},
+            error=reason,
         )
 
 
@@ -196,7 +219,9 @@ async def _write_intent(gateway: Gateway, chosen: Chosen) -> None:
         except Conflict:
             flight.occurrence += 1  # another gateway on this store has taken that occurrence
             intent = replace(intent, occurrence=flight.occurrence)
-    raise Conflict(f"call {flight.call_id}: {MAX_CONFLICTS} occurrences of its request are taken; is the store shared?")
+    raise Conflict(
+        f"call {flight.call_id}: {MAX_CONFLICTS} occurrences of its request are taken; is the store shared?"
+    )
 
 
 async def _ask(gateway: Gateway, chosen: Chosen, relay: Relay | None) -> Sent:
@@ -222,7 +247,9 @@ async def _ask(gateway: Gateway, chosen: Chosen, relay: Relay | None) -> Sent:
     return Sent(chosen=chosen, status="ok", http_status=200, answer=answer, first_byte_ms=first_byte_ms)
 
 
-async def _relay(chosen: Chosen, relay: Relay, response: aiohttp.ClientResponse, first_byte_ms: float) -> Sent:
+async def _relay(
+    chosen: Chosen, relay: Relay, response: aiohttp.ClientResponse, first_byte_ms: float
+) -> Sent:
     """Pass a stream on, up to the events that wait for the record."""
     flight, client = chosen.flight, chosen.translated.called.arrival.client
     headers = [EVENT_STREAM, (b"cache-control", b"no-cache"), *_headers(chosen)]
@@ -251,7 +278,8 @@ async def _relay(chosen: Chosen, relay: Relay, response: aiohttp.ClientResponse,
 
 
 async def record(gateway: Gateway, sent: Sent) -> Recorded:
-    """Check the tokens and make the completion durable. Raises StoreError; then the last byte is not released."""
+    """Check the tokens and make the completion durable. Raises StoreError; then the last byte is not
+    released."""
     chosen = sent.chosen
     flight, called = chosen.flight, chosen.translated.called
     dialect, request = called.arrival.address.dialect, chosen.translated.request
@@ -315,39 +343,6 @@ async def _end(sent: Sent, last: bytes) -> None:
     await sent.chosen.translated.called.arrival.client.end(last)
 
 
-async def follow(flight: Flight, client: Client) -> None:
-    """Give a retry the answer of the call that it belongs to. Raises what that call raised."""
-    await flight.started()
-    if flight.head is None:
-        raise flight.error or RequestRefused(
-            "the call that this retry belongs to was stopped", status=503, kind="aborted", hint="send it again"
-        )
-    await client.start(flight.head[0], list(flight.head[1]))
-    index = 0
-    while (part := await flight.part(index)) is not None:
-        await client.part(part)
-        index += 1
-    await client.end()
-
-
-async def replay(translated: Translated, call: Call) -> None:
-    """Answer a retry from the store."""
-    arrival, request = translated.called.arrival, translated.request
-    response = dict(call.response or {})
-    headers: Headers = [
-        (b"x-leyden-call", call.id.encode()),
-        (b"x-leyden-policy", f"{call.policy}@{call.policy_version}".encode("latin-1", "replace")),
-        (b"x-leyden-rewrites", ",".join(call.rewrites).encode()),
-        (b"x-leyden-replayed", b"1"),
-    ]
-    if not request.stream:
-        await arrival.client.whole(200, [JSON, *headers], orjson.dumps(response))
-        return
-    chunks = arrival.address.dialect.chunks(response, request)
-    await arrival.client.start(200, [EVENT_STREAM, *headers])
-    await arrival.client.end(b"".join(event_bytes(chunk) for chunk in chunks) + b"data: [DONE]\n\n")
-
-
 def _seconds_left(gateway: Gateway, known: KnownAttempt | None) -> float:
     """How long an engine may take: the configured limit, or what is left of the attempt if that is less."""
     limit_s = gateway.config.gateway.upstream_timeout_s
@@ -385,10 +380,14 @@ def _json_object(raw: bytes) -> Body:
         raise RequestRefused(f"the body is not JSON: {error}", hint="send a JSON object") from None
     if not isinstance(body, dict):
         raise RequestRefused(
-            f"the body is a JSON {_json_name(body)}; it must be an object", status=422, hint="send a JSON object"
+            f"the body is a JSON {_json_name(body)}; it must be an object",
+            status=422,
+            hint="send a JSON object",
         )
     return body
 
 
 def _json_name(value: object) -> str:
-    return {list: "list", str: "string", bool: "boolean", int: "number", float: "number"}.get(type(value), "null")
+    return {list: "list", str: "string", bool: "boolean", int: "number", float: "number"}.get(
+        type(value), "null"
+    )

@@ -1,7 +1,7 @@
 """Hold and drain: while weights change, new calls wait; they are not refused.
 
-Every wait is bounded: a held call by `hold_timeout_s`, a drain by its own deadline. Single-threaded: everything
-here runs on the gateway's event loop.
+Every wait is bounded: a held call by `hold_timeout_s`, a drain by its own deadline. Single-threaded:
+everything here runs on the gateway's event loop.
 """
 
 import asyncio

@@ -1,13 +1,15 @@
 """Exactly once: which requests are new samples, which are retries of a call that is under way or done.
 
-A request is known by the digest of its kind and body. Equal unmarked requests are new samples, told apart by their
-occurrence. A request that an SDK marked as a retry belongs to an earlier call with the same digest: it joins the
-call while that is in flight, is answered from the store once that is done, and is a new sample if that failed.
+A request is known by the digest of its kind and body. Equal unmarked requests are new samples, told apart by
+their occurrence. A request that an SDK marked as a retry belongs to an earlier call with the same digest: it
+joins the call while that is in flight, is answered from the store once that is done, and is a new sample if
+that failed.
 
 `Book` is one attempt's page, `Flight` one call between arrival and record. Both live on the event loop.
 """
 
 import asyncio
+import itertools
 from collections.abc import Coroutine
 from hashlib import blake2b
 from typing import Any, TypeVar
@@ -22,21 +24,30 @@ from leyden.traces.reader import Reader
 T = TypeVar("T")
 
 LINGER_MARGIN_S = 1.0
-"""How much longer than an SDK's longest back-off a call goes on after its client left: network and scheduling."""
+"""How much longer than an SDK's longest back-off a call goes on after its client left: network and
+scheduling."""
 SDK_BACKOFF_S, SDK_BACKOFF_MAX_S = 0.5, 8.0
 """Back-off of the OpenAI and Anthropic SDKs: 0.5 s doubled with every retry, up to 8 s."""
 
 
 def digest_of(kind: str, body: Body) -> str:
     """Hash of a request: equal for equal JSON, whatever the order of keys or the white space."""
-    return blake2b(kind.encode() + b"\0" + orjson.dumps(body, option=orjson.OPT_SORT_KEYS), digest_size=16).hexdigest()
+    return blake2b(
+        kind.encode() + b"\0" + orjson.dumps(body, option=orjson.OPT_SORT_KEYS), digest_size=16
+    ).hexdigest()
+
+
+_CALL_IDS = new_id("call") + "_"
+_CALL_NUMBERS = itertools.count()
+# Random per process and counted within it: asking the kernel for randomness lets go of the interpreter's
+# lock, and on the hot path that hands a busy core to another thread.
 
 
 class Flight:
     """One call between its arrival and its record, and everybody who waits for it."""
 
     def __init__(self, digest: str, retry_count: int, sdk_retries: bool) -> None:
-        self.call_id = new_id("call")
+        self.call_id = f"{_CALL_IDS}{next(_CALL_NUMBERS):08x}"
         """Of the call."""
         self.digest = digest
         """Of the request."""
@@ -116,7 +127,8 @@ class Flight:
             self._interruptible = False
 
     async def settled(self) -> bool:
-        """Whether somebody is there to take the answer; waits while a retry may still come (bounded by its timer)."""
+        """Whether somebody is there to take the answer; waits while a retry may still come (bounded by its
+        timer)."""
         while self.clients == 0 and self._expiry is not None:
             await self._changed()
         return self.clients > 0
@@ -156,7 +168,10 @@ class Flight:
     @staticmethod
     def _aborted(reason: str) -> RequestRefused:
         return RequestRefused(
-            f"the call was stopped: {reason}", status=503, kind="aborted", hint="send it again: nothing was delivered"
+            f"the call was stopped: {reason}",
+            status=503,
+            kind="aborted",
+            hint="send it again: nothing was delivered",
         )
 
     def _expire(self) -> None:
@@ -193,7 +208,7 @@ class Book:
         return bool(self._flights)
 
     async def place(self, reader: Reader, digest: str, retry_count: int, sdk: bool) -> "Flight | Call":
-        """Where a request belongs: a new flight, an earlier flight (its `clients` grown), or a stored call."""
+        """Where a request belongs: a new flight, an earlier flight (joined), or a stored call."""
         if self._attempt_id is not None and self._stored is None:
             await self._load(reader)
         if retry_count > 0:

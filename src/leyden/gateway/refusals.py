@@ -48,11 +48,19 @@ def note_refusal(recorder: Recorder, known: KnownAttempt | None, path: str, erro
     known.num_refusals += 1
     now = time.time()
     span = Span(
-        id=new_id("span"), rollout_id=known.rollout.id, attempt_id=known.attempt.id, name="gateway_refusal", kind="event",
+        id=new_id("span"),
+        rollout_id=known.rollout.id,
+        attempt_id=known.attempt.id,
+        name="gateway_refusal",
+        kind="event",
         attributes={
-            "path": path[:200], "status": error.status, "type": error.kind, "field": error.field,
+            "path": path[:200],
+            "status": error.status,
+            "type": error.kind,
+            "field": error.field,
             "message": str(error)[:1000],
         },
-        started_at=now, ended_at=now,
-    )  # fmt: skip
+        started_at=now,
+        ended_at=now,
+    )
     recorder.span(span)

@@ -1,4 +1,5 @@
-"""What every REST route shares: keys, bodies and errors. The routes are in `v1` (compatible) and `records` (ours)."""
+"""What every REST route shares: keys, bodies and errors. The routes are in `v1` (compatible) and `records`
+(ours)."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
@@ -27,8 +28,11 @@ class Json(Response):
         return orjson.dumps(content)
 
 
-def endpoint(gateway: Gateway, handler: Handler, *, admin: bool = True) -> Callable[[Request], Awaitable[Response]]:
-    """A Starlette endpoint: `admin` routes take the administrator's and the runner's key, others check themselves."""
+def endpoint(
+    gateway: Gateway, handler: Handler, *, admin: bool = True
+) -> Callable[[Request], Awaitable[Response]]:
+    """A Starlette endpoint: `admin` routes take the administrator's and the runner's key, others check
+    themselves."""
 
     async def run(request: Request) -> Response:
         try:
@@ -44,7 +48,9 @@ def endpoint(gateway: Gateway, handler: Handler, *, admin: bool = True) -> Calla
 def error_response(error: LeydenError) -> Response:
     """An error as JSON."""
     status = {NotFound: 404, Conflict: 409, RecordError: 422, HoldoutError: 422}.get(type(error))
-    refusal = as_refusal(error) if status is None else RequestRefused(str(error), status=status, kind=_kind(error))
+    refusal = (
+        as_refusal(error) if status is None else RequestRefused(str(error), status=status, kind=_kind(error))
+    )
     body: dict[str, Any] = {"type": refusal.kind, "message": str(refusal)}
     if refusal.field is not None:
         body["field"] = refusal.field
@@ -80,7 +86,8 @@ async def require(gateway: Gateway, request: Request) -> Caller:
 
 
 async def own_attempt(gateway: Gateway, request: Request) -> tuple[Caller, str, str]:
-    """(caller, rollout id, attempt id) of a path, for the administrator or the attempt itself. 401, 403, 404, 409."""
+    """(caller, rollout id, attempt id) of a path, for the administrator or the attempt itself. 401, 403, 404,
+    409."""
     rollout_id, attempt_id = request.path_params["rollout_id"], request.path_params["attempt_id"]
     caller = await gateway.keys.caller(key_of(request))
     if caller.known is None:
@@ -127,15 +134,27 @@ def number(request: Request, name: str, default: float, *, low: float, high: flo
     except ValueError:
         value = float("nan")
     if not low <= value <= high:
-        raise RequestRefused(f"{name} is {text!r}; it must be from {low:g} to {high:g}", status=422, field=name)
+        raise RequestRefused(
+            f"{name} is {text!r}; it must be from {low:g} to {high:g}", status=422, field=name
+        )
     return value
 
 
 def _kind(error: LeydenError) -> str:
-    return {"NotFound": "not_found", "Conflict": "conflict"}.get(type(error).__name__, "invalid_request_error")
+    return {"NotFound": "not_found", "Conflict": "conflict"}.get(
+        type(error).__name__, "invalid_request_error"
+    )
 
 
 __all__ = [
-    "BaseModel", "Json", "endpoint", "error_response", "key_in", "key_of", "number", "own_attempt", "read_body",
+    "BaseModel",
+    "Json",
+    "endpoint",
+    "error_response",
+    "key_in",
+    "key_of",
+    "number",
+    "own_attempt",
+    "read_body",
     "require",
-]  # fmt: skip
+]

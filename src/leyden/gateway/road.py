@@ -1,4 +1,5 @@
-"""The road of a call as records: what each phase of `forward` takes and gives. `Gateway` is the rooms they share."""
+"""The road of a call as records: what each phase of `forward` takes and gives. `Gateway` is the rooms they
+share."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""The REST surface that is ours (PROTOCOL 2): spans, rewards, traces, policies, steps, model list, long poll."""
+"""The REST surface that is ours (PROTOCOL 2): spans, rewards, traces, policies, steps, models, long poll."""
 
 import asyncio
 import time
@@ -96,9 +96,12 @@ async def _rewards(gateway: Gateway, request: Request) -> Response:
         calls = await asyncio.to_thread(gateway.reader.calls_of, attempt_id)
         if new.call_id not in {call.id for call in calls}:
             raise RequestRefused(
-                f"attempt {attempt_id} has no call {new.call_id}", status=404, kind="not_found", field="call_id",
+                f"attempt {attempt_id} has no call {new.call_id}",
+                status=404,
+                kind="not_found",
+                field="call_id",
                 hint="the id is in the x-leyden-call header of the answer",
-            )  # fmt: skip
+            )
     await add_rewards(gateway, caller.role, rollout_id, attempt_id, [reward])
     return Json({"name": reward.name, "value": reward.value, "call_id": reward.call_id}, status_code=201)
 
@@ -123,8 +126,8 @@ async def _watch(gateway: Gateway, request: Request) -> Response:
 
 async def _policies(gateway: Gateway, request: Request) -> Response:
     names = sorted({*gateway.config.policies, *await gateway.router.aliases()})
-    serving = await aio.read(gateway.store, lambda c: {name: ledger.serving(c, name) for name in names})
-    return Json([{"policy": name, "serving": serving[name]} for name in names])
+    serving = await aio.read(gateway.store, ledger.all_serving)
+    return Json([{"policy": name, "serving": serving.get(name)} for name in names])
 
 
 async def _versions(gateway: Gateway, request: Request) -> Response:
@@ -141,7 +144,7 @@ async def _steps(gateway: Gateway, request: Request) -> Response:
         runs = await aio.read(gateway.store, ledger.runs)
         if not runs:
             return Json([])
-        run_id = runs[-1]["run_id"]
+        run_id = runs[-1].run_id
     steps = await aio.read(gateway.store, lambda connection: ledger.steps(connection, run_id))
     return Json(steps)
 
@@ -155,13 +158,15 @@ async def _models(gateway: Gateway, request: Request) -> Response:
     )  # fmt: skip
     await attempt_of(gateway.keys, caller, address)
     listed = [
-        {"id": alias, "object": "model", "created": 0, "owned_by": "leyden"} for alias in await gateway.router.aliases()
+        {"id": alias, "object": "model", "created": 0, "owned_by": "leyden"}
+        for alias in await gateway.router.aliases()
     ]
     return Json({"object": "list", "data": listed})
 
 
 async def _unknown(gateway: Gateway, request: Request) -> Response:
-    """A path that nothing answers; noted for the attempt whose key it came with, since its base URL is likely wrong."""
+    """A path that nothing answers; noted for the attempt whose key it came with, since its base URL is likely
+    wrong."""
     path = request.url.path
     caller = await gateway.keys.caller(key_of(request))
     hint = None
@@ -169,6 +174,8 @@ async def _unknown(gateway: Gateway, request: Request) -> Response:
         hint = "the base URL must end in /v1, once: use OPENAI_BASE_URL of the attempt's environment as it is"
     elif request.method == "POST" and path.rstrip("/").endswith(("/responses", "/messages", "/embeddings")):
         hint = "this API is not served yet; use chat/completions"
-    refusal = RequestRefused(f"nothing answers {request.method} {path}", status=404, kind="not_found", hint=hint)
+    refusal = RequestRefused(
+        f"nothing answers {request.method} {path}", status=404, kind="not_found", hint=hint
+    )
     note_refusal(gateway.recorder, caller.known, path, refusal)
     return error_response(refusal)

@@ -1,8 +1,9 @@
 """From the name that a harness asks for to the engine that answers: alias -> policy -> version -> replica.
 
-Aliases are the policies of the configuration and the models that were registered (`POST /api/models`). A rollout's
-pinned version wins over the version that the store says is serving. Replicas are sticky: one rollout always goes to
-the same one, so that its prefix cache helps. What the store says is cached until its counter of changes moves.
+Aliases are the policies of the configuration and the models that were registered (`POST /api/models`). A
+rollout's pinned version wins over the version that the store says is serving. Replicas are sticky: one
+rollout always goes to the same one, so that its prefix cache helps. What the store says is cached until its
+counter of changes moves.
 """
 
 import os
@@ -10,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from sqlalchemy import Connection
-
 from leyden.base.config import Config, PolicyConfig
 from leyden.base.errors import ConfigError, EngineUnreachable, RequestRefused
 from leyden.base.records import Rollout
+from leyden.gateway.changes import Changes
 from leyden.store import aio, ledger
 from leyden.store.base import Store
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
@@ -51,6 +52,7 @@ class Router:
     def __init__(self, config: Config, store: Store) -> None:
         self._config = config
         self._store = store
+        self._changes = Changes(store, ledger.TOPIC)
         self._engines: dict[str, list[_Engine]] = {}
         self._serving: dict[str, int] = {}
         self._seen = -1
@@ -61,7 +63,8 @@ class Router:
         return sorted({*self._config.policies, *self._engines})
 
     async def policy(self, alias: str) -> PolicyConfig | None:
-        """The configuration behind an alias, None for a model that was only registered. Raises RequestRefused (404)."""
+        """The configuration behind an alias, None for a model that was only registered. Raises RequestRefused
+        (404)."""
         policy = self._config.policies.get(alias)
         if policy is None:
             await self._refresh()
@@ -72,7 +75,9 @@ class Router:
                     status=404,
                     kind="model_not_found",
                     field="model",
-                    hint=f"known: {', '.join(known)}" if known else "no policy is configured and no model registered",
+                    hint=f"known: {', '.join(known)}"
+                    if known
+                    else "no policy is configured and no model registered",
                 )
         return policy
 
@@ -89,16 +94,22 @@ class Router:
                 f"policies.{alias}.engine is not set"
             )
         version = self._version(alias, rollout, engines)
-        engine = _sticky([e for e in engines if e.version == version] or engines, rollout.id if rollout else "")
+        engine = _sticky(
+            [e for e in engines if e.version == version] or engines, rollout.id if rollout else ""
+        )
         names = [f"{alias}@{version}", alias]
         if config is None:
             names.reverse()
         elif config.model:
             names.append(config.model)
         return Route(
-            policy=alias, version=version, endpoint=engine.endpoint, key=_engine_key(alias, config), names=names,
+            policy=alias,
+            version=version,
+            endpoint=engine.endpoint,
+            key=_engine_key(alias, config),
+            names=names,
             trainable=config is None or config.trainable,
-        )  # fmt: skip
+        )
 
     def _version(self, policy: str, rollout: Rollout | None, engines: Sequence[_Engine]) -> int:
         if rollout is not None and policy in rollout.policy_versions:
@@ -108,21 +119,15 @@ class Router:
         return max(engine.version for engine in engines)
 
     async def _refresh(self) -> None:
-        changes = self._store.count(ledger.TOPIC)
+        changes = self._changes.count()
         if changes == self._seen:
             return
-        rows, serving = await aio.read(self._store, self._read)
+        rows, serving = await aio.read(self._store, lambda c: (ledger.engines(c), ledger.all_serving(c)))
         engines: dict[str, list[_Engine]] = {}
         for row in rows:
-            endpoint = row["endpoint"].rstrip("/").removesuffix("/v1")
-            engines.setdefault(row["model"], []).append(_Engine(endpoint, row["version"]))
+            endpoint = row.endpoint.rstrip("/").removesuffix("/v1")
+            engines.setdefault(row.model, []).append(_Engine(endpoint, row.version))
         self._engines, self._serving, self._seen = engines, serving, changes
-
-    def _read(self, connection: Connection) -> tuple[list[ledger.Engine], dict[str, int]]:
-        rows = ledger.engines(connection)
-        names = {*self._config.policies, *(row["model"] for row in rows)}
-        serving = {name: ledger.serving(connection, name) for name in names}
-        return rows, {name: version for name, version in serving.items() if version is not None}
 
 
 def _sticky(engines: Sequence[_Engine], rollout_id: str) -> _Engine:
@@ -138,6 +143,7 @@ def _engine_key(alias: str, config: PolicyConfig | None) -> str:
     key = os.environ.get(config.engine_key_env, "")
     if not key:
         raise ConfigError(
-            f"policies.{alias}.engine_key_env names {config.engine_key_env}, which is not set; export it or remove the key"
+            f"policies.{alias}.engine_key_env names {config.engine_key_env}, which is not set; "
+            "export it, or remove engine_key_env"
         )
     return key

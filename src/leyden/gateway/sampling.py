@@ -11,7 +11,8 @@ from leyden.gateway.dialects import ModelRequest
 def effective_sampling(
     request: ModelRequest, policy: PolicyConfig | None, rollout: Rollout | None
 ) -> tuple[dict[str, Any], list[str]]:
-    """(what is used, which of it was changed): the policy's configuration, then the rollout's, then the harness's.
+    """(what is used, which of it was changed): the policy's configuration, then the rollout's, then the
+    harness's.
 
     A model without a configuration is served as it was asked. What was not sent counts as the API's default.
     """
@@ -30,7 +31,9 @@ def effective_sampling(
 
 
 def _own_sampling(policy: PolicyConfig, rollout: Rollout | None) -> dict[str, Any]:
-    section: SamplingConfig = policy.eval if rollout is not None and rollout.mode == "val" else policy.sampling
+    section: SamplingConfig = (
+        policy.eval if rollout is not None and rollout.mode == "val" else policy.sampling
+    )
     own = {"temperature": section.temperature, "top_p": section.top_p, "max_tokens": section.max_tokens}
     if rollout is not None:
         own.update({key: value for key, value in rollout.sampling.items() if key in own})
@@ -38,6 +41,7 @@ def _own_sampling(policy: PolicyConfig, rollout: Rollout | None) -> dict[str, An
 
 
 def seed_of(rollout_seed: int, attempt_number: int, seq: int) -> int:
-    """The seed of a call that brought none: differs by attempt and by order of arrival; 31 bits, as engines take."""
+    """The seed of a call that brought none: differs by attempt and by order of arrival; 31 bits, as engines
+    take."""
     text = f"{rollout_seed}/{attempt_number}/{seq}".encode()
     return int.from_bytes(blake2b(text, digest_size=4).digest(), "big") & 0x7FFFFFFF

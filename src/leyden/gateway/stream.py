@@ -1,7 +1,7 @@
 """Relaying a stream: bytes of the engine in, bytes for the harness out, and a copy assembled on the way.
 
-Pure: no connection, no clock. Where the engine's bytes are cut never changes what is relayed or assembled. The
-events from the last finish reason on are held back; `terminal` gives them once the record is durable.
+Pure: no connection, no clock. Where the engine's bytes are cut never changes what is relayed or assembled.
+The events from the last finish reason on are held back; `terminal` gives them once the record is durable.
 """
 
 import json
@@ -85,7 +85,8 @@ def event_bytes(body: Mapping[str, object]) -> bytes:
 
 
 def read_json(data: bytes) -> object:
-    """The value of JSON text, with NaN and Infinity let in so that they can be refused by name; None if it is none.
+    """The value of JSON text, with NaN and Infinity let in so that they can be refused by name; None if it is
+    none.
 
     Engines written in Python emit `NaN` for a log-probability that went wrong.
     """

@@ -3,7 +3,8 @@
 A sampled call is never blindly sent again. What may be repeated, because nothing was sampled, is a refused
 connection and an answer 429 or 503 before any byte; a time-out or a broken connection may not.
 
-What an engine can return is probed once per engine and dialect, with a request of one token, before the first call.
+What an engine can return is probed once per engine and dialect, with a request of one token, before the first
+call.
 """
 
 import asyncio
@@ -20,11 +21,13 @@ from leyden.gateway.routing import Route
 from leyden.gateway.stream import read_json
 
 CONNECT_PATIENCE_S = 20.0
-"""How long a refused connection is tried again: an engine that restarts is back by then, a wrong URL never is."""
+"""How long a refused connection is tried again: an engine that restarts is back by then, a wrong URL never
+is."""
 BACKOFF_S, BACKOFF_MAX_S = 0.05, 2.0
 """First pause between two tries, doubled each time, and the longest."""
 KEEP_ALIVE_S = 3.0
-"""Idle connections are dropped before uvicorn engines drop them (5 s), so that no request meets a closing one."""
+"""Idle connections are dropped before uvicorn engines drop them (5 s), so that no request meets a closing
+one."""
 PROBE_TIMEOUT_S = 60.0
 """An engine that has just started may compile before its first token."""
 _BUSY = frozenset({429, 503})
@@ -75,7 +78,9 @@ class Upstream:
                 )
             except aiohttp.ClientConnectorError as error:
                 if not may_wait or time.monotonic() - began + pause_s > CONNECT_PATIENCE_S:
-                    raise EngineUnreachable(f"engine {route.endpoint} refuses connections: {error}") from error
+                    raise EngineUnreachable(
+                        f"engine {route.endpoint} refuses connections: {error}"
+                    ) from error
             except TimeoutError as error:
                 raise EngineError(f"engine {route.endpoint} did not answer within {left_s:.0f} s") from error
             except aiohttp.ClientError as error:
@@ -90,7 +95,8 @@ class Upstream:
             pause_s = min(2 * pause_s, BACKOFF_MAX_S)
 
     async def name(self, route: Route) -> str:
-        """The name under which the engine serves the route: the first of `route.names` that it lists, else the first."""
+        """The name under which the engine serves the route: the first of `route.names` that it lists, else
+        the first."""
         known = self._names.get((route.endpoint, route.names[0]))
         if known is None:
             listing = await self._listing(route)
@@ -101,7 +107,8 @@ class Upstream:
         return known
 
     async def require(self, route: Route, dialect: Dialect, model: str) -> None:
-        """Raises EngineIncapable if a trainable policy's engine does not return token ids and log-probabilities."""
+        """Raises EngineIncapable if a trainable policy's engine does not return token ids and
+        log-probabilities."""
         slot = (route.endpoint, dialect.name)
         if not route.trainable or slot in self._capable:
             return
@@ -111,9 +118,9 @@ class Upstream:
             missing = await self._probe(route, dialect, model)
             if missing:
                 raise EngineIncapable(
-                    f"engine {route.endpoint} does not return {' and '.join(missing)}; a trainable policy needs them. "
-                    "Start it with a server that honours return_token_ids and logprobs (vLLM 0.10.2 or later does), "
-                    f"or set policies.{route.policy}.trainable = false"
+                    f"engine {route.endpoint} does not return {' and '.join(missing)}; a trainable policy "
+                    "needs them. Use a server that honours return_token_ids and logprobs (vLLM 0.10.2 or "
+                    f"later does), or set policies.{route.policy}.trainable = false"
                 )
             self._capable.add(slot)
 
@@ -139,7 +146,8 @@ class Upstream:
         return [what for what, there in found.items() if not there]
 
     async def _listing(self, route: Route) -> frozenset[str]:
-        """Names that the engine lists; empty if it does not tell. A listing is a courtesy, so its failure is no error."""
+        """Names that the engine lists; empty if it does not tell. A listing is a courtesy, so its failure is
+        no error."""
         known = self._listings.get(route.endpoint)
         if known is None or not known.intersection(route.names):
             headers = {"authorization": f"Bearer {route.key}"} if route.key else {}

@@ -1,7 +1,8 @@
 """The compatible REST surface (PROTOCOL 1): rollouts, events, models, pause and resume.
 
-Shapes are those of Agent Lightning 1.0, so its job templates and controllers work unchanged. Where its behaviour is at fault
-the shape is kept and the behaviour mended: NaN rewards and lists in place of objects are 422, a repeated PATCH is 200.
+Shapes are those of Agent Lightning 1.0, so its job templates and controllers work unchanged. Where its
+behaviour is at fault the shape is kept and the behaviour mended: NaN rewards and lists in place of objects
+are 422, a repeated PATCH is 200.
 """
 
 import asyncio
@@ -27,6 +28,8 @@ from leyden.base.records import (
     check_reward,
     new_id,
 )
+from leyden.gateway import control
+from leyden.gateway.auth import OWN_ATTEMPTS, external_attempt
 from leyden.gateway.rest import Json, endpoint, number, own_attempt, read_body
 from leyden.gateway.road import Gateway
 from leyden.store import aio, ledger, queue
@@ -74,7 +77,7 @@ class NewRollout(_Body):
 class StatusPatch(_Body):
     """`status` of a PATCH."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=False)
 
     state: RolloutState | None = None
     k8s_job_name: str | None = None
@@ -103,19 +106,6 @@ class NewModel(_Body):
     version: int = Field(0, ge=0)
 
 
-class Pause(_Body):
-    """A pause."""
-
-    retry_after_seconds: float = Field(5, ge=0)
-    reason: str | None = None
-
-
-class Drain(_Body):
-    """A drain."""
-
-    timeout_s: float | None = Field(None, gt=0)
-
-
 def routes(gateway: Gateway) -> list[BaseRoute]:
     """The routes of this part."""
 
@@ -136,10 +126,10 @@ def routes(gateway: Gateway) -> list[BaseRoute]:
         route("/api/models", _register, "POST"),
         route("/api/models", _registered, "GET"),
         route("/api/models", _clear, "DELETE"),
-        route("/proxy/pause", _pause, "POST"),
-        route("/proxy/resume", _resume, "POST"),
-        route("/proxy/drain", _drain, "POST"),
-        route("/proxy/state", _state, "GET"),
+        route("/proxy/pause", control.pause, "POST"),
+        route("/proxy/resume", control.resume, "POST"),
+        route("/proxy/drain", control.drain, "POST"),
+        route("/proxy/state", control.state, "GET"),
     ]
 
 
@@ -155,7 +145,7 @@ def rollout_json(rollout: Rollout) -> dict[str, Any]:
         "status": {
             "state": rollout.state,
             "k8s_job_name": rollout.job_name,
-            "last_attempt_id": rollout.last_attempt_id,
+            "last_attempt_id": shown_id(rollout.id, rollout.last_attempt_id),
             "error_message": rollout.error_message,
             "version": rollout.version,
             "created_at": rollout.created_at,
@@ -180,14 +170,21 @@ def call_event(call: Call, triplet: bool) -> dict[str, Any]:
         }
     else:
         data = {
-            "model": call.policy, "model_version": call.policy_version, "request": call.request, "response": response,
-            "server": server, "latency_ms": call.latency_ms, "http_status": call.http_status,
-            "status": "ok" if call.status == "ok" else "error", "retry_count": call.retry_count,
+            "model": call.policy,
+            "model_version": call.policy_version,
+            "request": call.request,
+            "response": response,
+            "server": server,
+            "latency_ms": call.latency_ms,
+            "http_status": call.http_status,
+            "status": "ok" if call.status == "ok" else "error",
+            "retry_count": call.retry_count,
             "usage": response.get("usage"),
             "finish_reason": call.choices[0].finish_reason if call.choices else None,
-        }  # fmt: skip
+        }
     return {
-        "event_type": "model_request", "rollout_id": call.rollout_id, "attempt_id": call.attempt_id,
+        "event_type": "model_request", "rollout_id": call.rollout_id,
+        "attempt_id": shown_id(call.rollout_id or "", call.attempt_id),
         "timestamp": call.started_at, "data": data,
     }  # fmt: skip
 
@@ -242,7 +239,9 @@ def _rollout_of(item: NewRollout) -> Rollout:
 async def _list(gateway: Gateway, request: Request) -> Response:
     names = request.query_params.getlist("state_in")
     if not names:
-        raise RequestRefused("state_in is missing", status=422, field="state_in", hint="?state_in=queuing&state_in=running")
+        raise RequestRefused(
+            "state_in is missing", status=422, field="state_in", hint="?state_in=queuing&state_in=running"
+        )
     try:
         states = [RolloutState(name) for name in names]
     except ValueError:
@@ -274,7 +273,9 @@ async def _get(gateway: Gateway, request: Request) -> Response:
     rollout, attempts = await aio.read(
         gateway.store, lambda c: (queue.get(c, rollout_id), queue.attempts(c, rollout_id))
     )
-    return Json({"rollout": rollout_json(rollout), "attempts": [attempt.id for attempt in attempts]})
+    return Json(
+        {"rollout": rollout_json(rollout), "attempts": [shown_id(rollout_id, a.id) for a in attempts]}
+    )
 
 
 async def _patch(gateway: Gateway, request: Request) -> Response:
@@ -283,11 +284,30 @@ async def _patch(gateway: Gateway, request: Request) -> Response:
     rollout = await aio.write(
         gateway.store,
         lambda connection: queue.patch_status(
-            connection, gateway.store, rollout_id, state=patch.state, job_name=patch.k8s_job_name,
-            last_attempt_id=patch.last_attempt_id, error_message=patch.error_message, now=time.time(),
+            connection,
+            gateway.store,
+            rollout_id,
+            state=patch.state,
+            job_name=patch.k8s_job_name,
+            last_attempt_id=_stored_id(rollout_id, patch.last_attempt_id),
+            error_message=patch.error_message,
+            now=time.time(),
         ),
-    )  # fmt: skip
+    )
     return Json(rollout_json(rollout))
+
+
+def _stored_id(rollout_id: str, attempt_id: str | None) -> str | None:
+    """An attempt id as it is stored: controllers name their attempts per rollout (`0`), the store over all of
+    them."""
+    if attempt_id is None or attempt_id.startswith((OWN_ATTEMPTS, f"{rollout_id}.")):
+        return attempt_id
+    return external_attempt(rollout_id, check_id(attempt_id, "last_attempt_id"))
+
+
+def shown_id(rollout_id: str, attempt_id: str | None) -> str | None:
+    """An attempt id as its controller knows it."""
+    return attempt_id.removeprefix(f"{rollout_id}.") if attempt_id is not None else None
 
 
 async def _delete(gateway: Gateway, request: Request) -> Response:
@@ -316,12 +336,15 @@ async def _post_event(gateway: Gateway, request: Request) -> Response:
     )  # fmt: skip
     await asyncio.wrap_future(gateway.recorder.span(span))
     return Json({
-        "event_type": event.event_type, "rollout_id": rollout_id, "attempt_id": attempt_id, "timestamp": now,
+        "event_type": event.event_type, "rollout_id": rollout_id,
+        "attempt_id": shown_id(rollout_id, attempt_id), "timestamp": now,
         "data": event.data,
     })  # fmt: skip
 
 
-async def add_rewards(gateway: Gateway, role: str, rollout_id: str, attempt_id: str, rewards: list[Reward]) -> None:
+async def add_rewards(
+    gateway: Gateway, role: str, rollout_id: str, attempt_id: str, rewards: list[Reward]
+) -> None:
     """Record rewards. Raises RequestRefused (403) where an attempt may not reward itself."""
     if role == "attempt" and not gateway.config.rewards.from_agent:
         raise RequestRefused(
@@ -342,12 +365,15 @@ def _collect_events(reader: Reader, gateway: Gateway, rollout_id: str, triplet: 
     try:
         trace = reader.trace(rollout_id)
     except NotFound:
-        gateway.store.read(lambda connection: queue.get(connection, rollout_id))  # NotFound again if it is unknown
+        gateway.store.read(
+            lambda connection: queue.get(connection, rollout_id)
+        )  # NotFound again if it is unknown
         return []
     events = [call_event(call, triplet) for call in trace.calls if call.status != "open"]
     events += [
         {
-            "event_type": span.name, "rollout_id": rollout_id, "attempt_id": span.attempt_id,
+            "event_type": span.name, "rollout_id": rollout_id,
+            "attempt_id": shown_id(rollout_id, span.attempt_id),
             "timestamp": span.started_at, "data": span.attributes,
         }
         for span in trace.spans
@@ -370,48 +396,9 @@ async def _register(gateway: Gateway, request: Request) -> Response:
 
 async def _registered(gateway: Gateway, request: Request) -> Response:
     rows = await aio.read(gateway.store, ledger.engines)
-    return Json([{key: row[key] for key in ("model", "endpoint", "version")} for row in rows])  # type: ignore[literal-required]
+    return Json([{"model": row.model, "endpoint": row.endpoint, "version": row.version} for row in rows])
 
 
 async def _clear(gateway: Gateway, request: Request) -> Response:
     await aio.write(gateway.store, lambda connection: ledger.clear_engines(connection, gateway.store))
     return Json({"status": "ok"})
-
-
-async def _pause(gateway: Gateway, request: Request) -> Response:
-    pause = await read_body(gateway, request, Pause)
-    gateway.hold.pause(pause.reason or "", pause.retry_after_seconds)
-    return await _state(gateway, request)
-
-
-async def _resume(gateway: Gateway, request: Request) -> Response:
-    gateway.upstream.forget()
-    gateway.hold.resume()
-    return await _state(gateway, request)
-
-
-async def _drain(gateway: Gateway, request: Request) -> Response:
-    """Pause if that was not done, wait for calls in flight, and stop those that are late."""
-    drain = await read_body(gateway, request, Drain)
-    if not gateway.hold.paused:
-        gateway.hold.pause("drain")
-    aborted = 0
-    if not await gateway.hold.drained(drain.timeout_s or gateway.config.gateway.drain_timeout_s):
-        stragglers = [flight for flight in gateway.flights if flight.entered]
-        aborted = len(stragglers)
-        for flight in stragglers:
-            flight.abort("it was still running when the gateway was drained")
-        await gateway.hold.drained(gateway.config.gateway.drain_timeout_s)
-    return Json({**_state_json(gateway), "drained": gateway.hold.inflight == 0, "aborted": aborted})
-
-
-async def _state(gateway: Gateway, request: Request) -> Response:
-    return Json(_state_json(gateway))
-
-
-def _state_json(gateway: Gateway) -> dict[str, Any]:
-    hold = gateway.hold
-    return {
-        "paused": hold.paused, "retry_after_seconds": hold.retry_after_s, "reason": hold.reason or None,
-        "inflight": hold.inflight, "waiting": hold.waiting,
-    }  # fmt: skip

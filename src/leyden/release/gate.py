@@ -15,7 +15,7 @@ import numpy as np
 from leyden.base import stats
 from leyden.base.errors import RecordError
 from leyden.base.records import Verdict
-from leyden.release.evaluation import Evaluation, TaskResult
+from leyden.release.results import Evaluation, TaskResult
 
 Metric = Literal["success", "reward"]
 
@@ -41,8 +41,9 @@ class Comparison(Verdict):
     """Tasks on which it did worse."""
     num_left_out: int
     """Tasks without a rollout that counts in one of the two evaluations."""
-    detectable: float
-    """Smallest difference that so many tasks show with 80 % probability, in the unit of the metric."""
+    detectable: float | None
+    """Smallest difference that so many tasks show with 80 % probability, in the unit of the metric; None when
+    so few cannot show any."""
     interval: str
     """How the interval was made."""
 
@@ -96,6 +97,7 @@ def compare(
     answer: Literal["better", "worse", "not separable"] = "not separable"
     if p_value < 1 - level and not interval.low <= 0 <= interval.high:
         answer = "better" if interval.mean > 0 else "worse"
+    detectable = _detectable(differences_N, single, level)
     bound = 1.0 if metric == "success" else math.inf
     return Comparison(
         answer=answer,
@@ -112,7 +114,7 @@ def compare(
         num_won=num_won,
         num_lost=num_lost,
         num_left_out=len(candidate.tasks) - len(pairs),
-        detectable=_detectable(differences_N, single, level),
+        detectable=detectable if math.isfinite(detectable) else None,
         interval=interval.method,
     )
 
@@ -195,7 +197,7 @@ def _detectable(differences_N: list[float], single: bool, level: float) -> float
 
 
 def _can_show(verdict: Comparison, scale: float, unit: str, digits: int) -> str:
-    if not math.isfinite(verdict.detectable):
+    if verdict.detectable is None:
         return f"{_tasks(verdict.num_tasks)} cannot show any difference, use more"
     return (
         f"{_tasks(verdict.num_tasks)} show a difference of {verdict.detectable * scale:.{digits}f}{unit} "

@@ -55,9 +55,11 @@ class Runner:
         workspace_root: Path | None = None,
         owner: str | None = None,
         lease_s: float = LEASE_S,
+        run_id: str | None = None,
     ) -> None:
         """Raises HarnessError, ConfigError or VerifierError for what could never work.
 
+        `run_id` narrows it to the rollouts of one run: others may need an engine that is not there.
         `launcher`, `verifier` and `recorder` replace the configured ones. `workspace_root` holds the workspaces that
         `harness.keep_workspaces` keeps; by default `workspaces` in `run.dir`.
         """
@@ -71,6 +73,7 @@ class Runner:
         self._recorder = recorder or Recorder(store)
         self._workspace_root = workspace_root or config.resolve(config.run.dir) / "workspaces"
         self._lease_s = lease_s
+        self._run_id = run_id
         self._slots: dict[str, Slot] = {}
         self._changed = asyncio.Event()
         self.owner = owner or new_id(f"runner_{socket.gethostname()[:40]}_{os.getpid()}")
@@ -159,7 +162,9 @@ class Runner:
     async def _take(self, attempts: AttemptRunner, limit: int) -> int:
         leased = await aio.write(
             self._store,
-            lambda conn: queue.lease(conn, self._store, self.owner, limit, self._lease_s, time.time()),
+            lambda conn: queue.lease(
+                conn, self._store, self.owner, limit, self._lease_s, time.time(), self._run_id
+            ),
         )
         for rollout in leased:
             slot = Slot(rollout)

@@ -14,8 +14,8 @@ __all__ = ["Store", "open_store"]
 def open_store(url: str, *, synchronous: Literal["full", "normal"] = "normal", create: bool = True) -> Store:
     """The store at `url`, migrated to this schema; a fresh file is made unless `create` is False.
 
-    Raises ConfigError for a URL that no store here understands, SchemaTooNew for a store that a newer Leyden wrote
-    (nothing is changed), StoreUnusable for a file that is locked, read-only or no store.
+    Raises ConfigError for a URL that no store here understands, SchemaTooNew for a store that a newer Leyden
+    wrote (nothing is changed), StoreUnusable for a file that is locked, read-only or no store.
     """
     try:
         scheme = make_url(url).get_backend_name()

@@ -1,4 +1,5 @@
-"""The store for code that runs in an event loop. Nothing here blocks the loop for longer than a queue operation."""
+"""The store for code that runs in an event loop. Nothing here blocks the loop for longer than a queue
+operation."""
 
 import asyncio
 from collections.abc import Callable, Sequence

@@ -1,7 +1,8 @@
-"""Attempts of rollouts: started with a token of their own, ended once. Part of the queue; import it from there.
+"""Attempts of rollouts: started with a token of their own, ended once. Part of the queue; import it from
+there.
 
-A token is returned once and stored as its SHA-256 only. It is dead when its attempt has ended: `attempt_by_token`
-still says whose it was, and `ended_at` of the attempt says that it is dead.
+A token is returned once and stored as its SHA-256 only. It is dead when its attempt has ended:
+`attempt_by_token` still says whose it was, and `ended_at` of the attempt says that it is dead.
 """
 
 import hashlib
@@ -25,9 +26,11 @@ TERMINAL = (RolloutState.SUCCEEDED, RolloutState.FAILED)
 """States that are final."""
 
 
-def start_attempt(conn: Connection, store: Store, rollout_id: str, owner: str, now: float) -> tuple[Attempt, str]:
-    """A new attempt and its token. NotFound; Conflict if the rollout is over, leased by another owner, or has an
-    attempt that has not ended.
+def start_attempt(
+    conn: Connection, store: Store, rollout_id: str, owner: str, now: float
+) -> tuple[Attempt, str]:
+    """A new attempt and its token. NotFound; Conflict if the rollout is over, leased by another owner, or has
+    an attempt that has not ended.
     """
     row = conn.execute(select(rollouts).where(rollouts.c.rollout_id == rollout_id)).one_or_none()
     if row is None:
@@ -35,7 +38,9 @@ def start_attempt(conn: Connection, store: Store, rollout_id: str, owner: str, n
     if row.state in TERMINAL:
         raise Conflict(f"rollout {rollout_id!r} is {row.state}, so no attempt can start; queue a new rollout")
     if row.lease_owner is not None and row.lease_owner != owner:
-        raise Conflict(f"rollout {rollout_id!r} is leased by {row.lease_owner!r}, not by {owner!r}; let go of it")
+        raise Conflict(
+            f"rollout {rollout_id!r} is leased by {row.lease_owner!r}, not by {owner!r}; let go of it"
+        )
     still_open = conn.execute(
         select(table.c.number).where(table.c.rollout_id == rollout_id, table.c.ended_at.is_(None))
     ).first()
@@ -80,7 +85,8 @@ def insert_attempt(
 
 
 def end_attempt(conn: Connection, store: Store, attempt: Attempt) -> None:
-    """Write how `attempt` ended; its token is dead from then on. Ending twice with the same outcome is a no-op.
+    """Write how `attempt` ended; its token is dead from then on. Ending twice with the same outcome is a
+    no-op.
 
     Raises RecordError if the record has no outcome or no end, NotFound, Conflict if it has ended otherwise.
     """
@@ -104,14 +110,20 @@ def end_attempt(conn: Connection, store: Store, attempt: Attempt) -> None:
         store.changed(conn, TOPIC)
         store.changed(conn, ATTEMPTS_TOPIC)
         return
-    outcome = conn.execute(select(table.c.outcome).where(table.c.attempt_id == attempt.id)).scalar_one_or_none()
+    outcome = conn.execute(
+        select(table.c.outcome).where(table.c.attempt_id == attempt.id)
+    ).scalar_one_or_none()
     if outcome is None:
         raise NotFound(f"there is no attempt {attempt.id!r}; its rollout may have been deleted")
     if outcome != attempt.outcome:
-        raise Conflict(f"attempt {attempt.id!r} has ended as {outcome}; it cannot end as {attempt.outcome} too")
+        raise Conflict(
+            f"attempt {attempt.id!r} has ended as {outcome}; it cannot end as {attempt.outcome} too"
+        )
 
 
-def end_open_attempts(conn: Connection, rollout_id: str, outcome: Outcome, detail: str, diagnosis: str, now: float) -> None:
+def end_open_attempts(
+    conn: Connection, rollout_id: str, outcome: Outcome, detail: str, diagnosis: str, now: float
+) -> None:
     """End what still runs of a rollout that was taken away from its runner."""
     conn.execute(
         update(table)
@@ -130,7 +142,8 @@ def attempt_by_token(conn: Connection, token: str) -> tuple[Attempt, Rollout] | 
     """Whose token it is, also when it is dead (then `ended_at` is set); None for an unknown token."""
     digest = _hash(token)
     row = conn.execute(select(table).where(table.c.token_hash == digest)).one_or_none()
-    # The lookup compares hashes, which tell nothing about tokens; the last word is a comparison in constant time.
+    # The lookup compares hashes, which tell nothing about tokens; the last word is a comparison in constant
+    # time.
     if row is None or not hmac.compare_digest(row.token_hash, digest):
         return None
     rollout = conn.execute(select(rollouts).where(rollouts.c.rollout_id == row.rollout_id)).one_or_none()

@@ -1,4 +1,5 @@
-"""Rows to records and back, for the tables of rollouts and attempts. JSON is strict: no NaN, no foreign types."""
+"""Rows to records and back, for the tables of rollouts and attempts. JSON is strict: no NaN, no foreign
+types."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -20,10 +21,14 @@ def dump(value: object, what: str) -> str:
     try:
         text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
         # Half a surrogate pair (a text cut inside a character) is JSON only when it is escaped.
-        return text if is_text(text) else json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return (
+            text
+            if is_text(text)
+            else json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        )
     except (TypeError, ValueError) as error:
         raise RecordError(
-            f"{what} cannot be stored as JSON ({error}); use text keys, text, finite numbers, lists and mappings"
+            f"{what} cannot be stored as JSON ({error}); use text keys, texts, finite numbers, lists"
         ) from error
 
 

@@ -1,7 +1,7 @@
 """The small tables: policy versions, engines, runs, steps, evaluations, and a few values of control.
 
-Functions over a connection. JSON columns are mappings on this side. Changes of policies and engines bump topic
-`policies`, those of runs, steps and evaluations bump `runs`, those of control values bump `control`.
+Functions over a connection. JSON columns are mappings on this side. Changes of policies and engines bump
+topic `policies`, those of runs, steps and evaluations bump `runs`, those of control values bump `control`.
 """
 
 import json
@@ -16,8 +16,9 @@ from leyden.base.errors import Conflict, NotFound
 from leyden.base.records import PolicyVersion
 from leyden.store.base import Store
 from leyden.store.columns import dump
-from leyden.store.schema import control, evaluations as evaluations_table, policies  # fmt: skip
+from leyden.store.schema import control, policies
 from leyden.store.schema import engines as engines_table
+from leyden.store.schema import evaluations as evaluations_table
 from leyden.store.schema import runs as runs_table
 from leyden.store.schema import steps as steps_table
 
@@ -102,11 +103,15 @@ class StoredEvaluation:
     """Seconds since the epoch."""
 
 
-def add_policy_version(conn: Connection, store: Store, version: PolicyVersion, *, stage: str | None = None) -> None:
+def add_policy_version(
+    conn: Connection, store: Store, version: PolicyVersion, *, stage: str | None = None
+) -> None:
     """Register a version. Conflict if its number was ever used for this policy: names are never reused."""
     where = and_(policies.c.policy == version.policy, policies.c.version == version.version)
     if conn.execute(select(policies.c.version).where(where)).first() is not None:
-        raise Conflict(f"policy version {version.name} exists already, and versions are never reused; take the next number")
+        raise Conflict(
+            f"policy version {version.name} exists already, and none is ever reused; take the next number"
+        )
     conn.execute(
         insert(policies).values(
             policy=version.policy,
@@ -150,7 +155,9 @@ def set_serving(conn: Connection, store: Store, policy: str, version: int) -> No
         return
     conn.execute(update(policies).where(policies.c.policy == policy).values(serving=False))
     chosen = conn.execute(
-        update(policies).where(policies.c.policy == policy, policies.c.version == version).values(serving=True)
+        update(policies)
+        .where(policies.c.policy == policy, policies.c.version == version)
+        .values(serving=True)
     )
     if chosen.rowcount == 0:
         raise NotFound(f"there is no policy version {policy}@{version}; register it before it can serve")
@@ -159,7 +166,9 @@ def set_serving(conn: Connection, store: Store, policy: str, version: int) -> No
 
 def serving(conn: Connection, policy: str) -> PolicyVersion | None:
     """The version of `policy` that serves, None if none was chosen."""
-    row = conn.execute(select(policies).where(policies.c.policy == policy, policies.c.serving.is_(True))).one_or_none()
+    row = conn.execute(
+        select(policies).where(policies.c.policy == policy, policies.c.serving.is_(True))
+    ).one_or_none()
     return None if row is None else _version_of(row)
 
 
@@ -218,7 +227,10 @@ def add_run(
 
 def set_run_state(conn: Connection, store: Store, run_id: str, state: str) -> None:
     """Say where a run is. NotFound."""
-    if conn.execute(update(runs_table).where(runs_table.c.run_id == run_id).values(state=state)).rowcount == 0:
+    if (
+        conn.execute(update(runs_table).where(runs_table.c.run_id == run_id).values(state=state)).rowcount
+        == 0
+    ):
         raise NotFound(f"there is no run {run_id!r}")
     store.changed(conn, RUNS_TOPIC)
 
@@ -247,7 +259,8 @@ def add_step(
     version_after: int,
     report: Mapping[str, Any],
 ) -> None:
-    """Record a step. A resumed run that repeats a step replaces its report: the later one led to the weights."""
+    """Record a step. A resumed run that repeats a step replaces its report: the later one led to the
+    weights."""
     values = {
         "policy": policy,
         "version_before": version_before,
@@ -279,9 +292,16 @@ def add_evaluation(
     label: str,
     result: Mapping[str, Any],
 ) -> None:
-    """Record an evaluation. One of the same id is replaced if it is about the same thing (a resumed run); else Conflict."""
-    about = {"run_id": run_id, "split": split, "fingerprint": fingerprint, "policy": policy, "version": version,
-             "label": label}  # fmt: skip
+    """Record an evaluation. One of the same id is replaced if it is about the same thing (a resumed run);
+    else Conflict."""
+    about = {
+        "run_id": run_id,
+        "split": split,
+        "fingerprint": fingerprint,
+        "policy": policy,
+        "version": version,
+        "label": label,
+    }
     before = conn.execute(
         select(evaluations_table).where(evaluations_table.c.evaluation_id == evaluation_id)
     ).one_or_none()
@@ -293,14 +313,18 @@ def add_evaluation(
     store.changed(conn, RUNS_TOPIC)
 
 
-def evaluations(conn: Connection, run_id: str | None = None, fingerprint: str | None = None) -> list[StoredEvaluation]:
+def evaluations(
+    conn: Connection, run_id: str | None = None, fingerprint: str | None = None
+) -> list[StoredEvaluation]:
     """Evaluations, oldest first; of one run or of one set of tasks if they are named."""
     query = select(evaluations_table).order_by(evaluations_table.c.created_at)
     if run_id is not None:
         query = query.where(evaluations_table.c.run_id == run_id)
     if fingerprint is not None:
         query = query.where(evaluations_table.c.fingerprint == fingerprint)
-    return [StoredEvaluation(**{**row._mapping, "result": json.loads(row.result)}) for row in conn.execute(query)]
+    return [
+        StoredEvaluation(**{**row._mapping, "result": json.loads(row.result)}) for row in conn.execute(query)
+    ]
 
 
 def get_control(conn: Connection, key: str) -> Any:

@@ -1,17 +1,20 @@
-"""The queue of rollouts: made, leased, tried, finished. Functions over a connection, for `store.write` and `store.read`.
+"""The queue of rollouts: made, leased, tried, finished. Functions over a connection, for `store.write` and
+`store.read`.
 
-Every change bumps topic `rollouts` (a heartbeat is none); ends and deletions bump `attempts` too. State changes are compare-and-set: the same change twice
-is a no-op, another one is a Conflict. A holdout task never gets in with mode `train`.
+Every change bumps topic `rollouts` (a heartbeat is none); ends and deletions bump `attempts` too. State
+changes are compare-and-set: the same change twice is a no-op, another one is a Conflict. A holdout task never
+gets in with mode `train`.
 """
 
 import secrets
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Select, and_, delete as sql_delete, func, or_, select, update  # fmt: skip
+from sqlalchemy import Connection, and_, func, or_, select, update
+from sqlalchemy import delete as sql_delete
 
-from leyden.base.errors import Conflict, HoldoutError, NotFound
+from leyden.base.errors import Conflict, HoldoutError
 from leyden.base.records import (
     ROLLOUT_TRANSITIONS,
     Outcome,
@@ -36,6 +39,17 @@ from leyden.store.columns import chunks, rollout_of, rollout_row
 from leyden.store.schema import attempts as attempts_table
 from leyden.store.schema import calls, choices, completions, control, rewards, spans
 from leyden.store.schema import rollouts as table
+from leyden.store.selections import (
+    count_by_state,
+    existing,
+    finished_groups,
+    get,
+    get_many,
+    row_of,
+    select_by_state,
+    select_by_step,
+    terminal,
+)
 
 __all__ = [
     "ATTEMPTS_TOPIC",
@@ -62,15 +76,16 @@ __all__ = [
 ]
 
 _FINISHED_KEY = "queue.finished_seq"
-"""Row of `control` with the highest finished_seq of a deleted rollout: cursors must never see a number twice."""
+"""Row of `control` with the highest finished_seq of a deleted rollout: cursors must never see a number
+twice."""
 _UNFINISHED = (RolloutState.QUEUING.value, RolloutState.RUNNING.value)
 
 
 def enqueue(conn: Connection, store: Store, rollouts: Sequence[Rollout]) -> list[Rollout]:
     """Queue rollouts, in order; one whose id exists is returned as it is in the store, unchanged.
 
-    Raises HoldoutError for a holdout task with mode `train`, RecordError for an id or a field that cannot be stored;
-    then none is queued.
+    Raises HoldoutError for a holdout task with mode `train`, RecordError for an id or a field that cannot be
+    stored; then none is queued.
     """
     for rollout in rollouts:
         check_id(rollout.id, "rollout id")
@@ -80,7 +95,7 @@ def enqueue(conn: Connection, store: Store, rollouts: Sequence[Rollout]) -> list
                 "or move the task to the train split and choose another holdout"
             )
     ids = [rollout.id for rollout in rollouts]
-    known = _existing(conn, ids)
+    known = existing(conn, ids)
     seq = conn.execute(select(func.coalesce(func.max(table.c.created_seq), 0))).scalar_one()
     rows: dict[str, dict[str, Any]] = {}
     for rollout in rollouts:
@@ -91,78 +106,56 @@ def enqueue(conn: Connection, store: Store, rollouts: Sequence[Rollout]) -> list
     if rows:
         conn.execute(table.insert(), list(rows.values()))
         store.changed(conn, TOPIC)
-        known.update(_existing(conn, list(rows)))
+        known.update(existing(conn, list(rows)))
     return [known[rollout_id] for rollout_id in ids]
 
 
-def get(conn: Connection, rollout_id: str) -> Rollout:
-    """One rollout. NotFound."""
-    return rollout_of(_row(conn, rollout_id))
-
-
-def get_many(conn: Connection, ids: Sequence[str]) -> list[Rollout]:
-    """Rollouts in the order of `ids`. NotFound, with the first few that are missing."""
-    known = _existing(conn, ids)
-    missing = [rollout_id for rollout_id in ids if rollout_id not in known]
-    if missing:
-        raise NotFound(f"{len(missing)} of {len(ids)} rollouts are not in the store, for example {missing[:3]}")
-    return [known[rollout_id] for rollout_id in ids]
-
-
-def select_by_state(
-    conn: Connection, states: Collection[RolloutState], limit: int, run_id: str | None = None
+def lease(
+    conn: Connection,
+    store: Store,
+    owner: str,
+    limit: int,
+    lease_s: float,
+    now: float,
+    run_id: str | None = None,
 ) -> list[Rollout]:
-    """Up to `limit` rollouts in any of `states`, in order of insertion."""
-    query = select(table).where(table.c.state.in_([RolloutState(state).value for state in states]))
-    if run_id is not None:
-        query = query.where(table.c.run_id == run_id)
-    return _rollouts(conn, query.order_by(table.c.created_seq).limit(limit))
+    """Up to `limit` rollouts for `owner`, oldest first: queuing ones, released ones, and those of lost
+    runners.
 
-
-def select_by_step(conn: Connection, run_id: str, step: int) -> list[Rollout]:
-    """The rollouts of one step of a run, in order of insertion."""
-    query = select(table).where(table.c.run_id == run_id, table.c.step == step)
-    return _rollouts(conn, query.order_by(table.c.created_seq))
-
-
-def count_by_state(conn: Connection, run_id: str | None = None, step: int | None = None) -> dict[RolloutState, int]:
-    """Number of rollouts in every state, zeros included."""
-    query = select(table.c.state, func.count()).group_by(table.c.state)
-    if run_id is not None:
-        query = query.where(table.c.run_id == run_id)
-    if step is not None:
-        query = query.where(table.c.step == step)
-    counts = dict.fromkeys(RolloutState, 0)
-    counts.update({RolloutState(state): count for state, count in conn.execute(query)})
-    return counts
-
-
-def lease(conn: Connection, store: Store, owner: str, limit: int, lease_s: float, now: float) -> list[Rollout]:
-    """Up to `limit` rollouts for `owner`, oldest first: queuing ones, released ones, and those of lost runners.
-
-    They are running afterwards. An attempt that a lost runner left open is ended as infra_error.
+    `run_id` narrows it to one run. They are running afterwards. An attempt that a lost runner left open is
+    ended as infra_error.
     """
     wanted = or_(
         table.c.state == RolloutState.QUEUING.value,
         and_(table.c.state == RolloutState.RUNNING.value, table.c.lease_until < now),
     )
     query = select(table).where(table.c.state.in_(_UNFINISHED), wanted)
+    if run_id is not None:
+        query = query.where(table.c.run_id == run_id)
     rows = conn.execute(query.order_by(table.c.created_seq).limit(limit)).all()
     for row in rows:
         if row.lease_owner is not None:
-            detail = f"lost runner: {row.lease_owner} sent no heartbeat for its lease, which ended at {row.lease_until:.3f}"
+            detail = f"lost runner: {row.lease_owner} sent no heartbeat before {row.lease_until:.3f}"
             end_open_attempts(conn, row.rollout_id, Outcome.INFRA_ERROR, detail, "lost_runner", now)
             store.changed(conn, ATTEMPTS_TOPIC)
         _set(
-            conn, row, now, state=RolloutState.RUNNING.value, lease_owner=owner, lease_until=now + lease_s,
-        )  # fmt: skip
+            conn,
+            row,
+            now,
+            state=RolloutState.RUNNING.value,
+            lease_owner=owner,
+            lease_until=now + lease_s,
+        )
     if rows:
         store.changed(conn, TOPIC)
     return get_many(conn, [row.rollout_id for row in rows])
 
 
-def heartbeat(conn: Connection, owner: str, rollout_ids: Sequence[str], lease_s: float, now: float) -> set[str]:
-    """Extend the leases of `owner`; the ids that it still owns. Whoever is missing in the answer was lost or is over."""
+def heartbeat(
+    conn: Connection, owner: str, rollout_ids: Sequence[str], lease_s: float, now: float
+) -> set[str]:
+    """Extend the leases of `owner`; the ids that it still owns. Whoever is missing in the answer was lost or
+    is over."""
     owned: set[str] = set()
     for piece in chunks(rollout_ids):
         mine = and_(
@@ -189,18 +182,24 @@ def finish(
 ) -> Rollout:
     """Put a rollout into a terminal state, which is final. The identical call again is a no-op.
 
-    Raises NotFound, Conflict if it is over otherwise or `state` may not follow, RecordError for a reward that is none.
+    Raises NotFound, Conflict if it is over otherwise or `state` may not follow, RecordError for a reward that
+    is none.
     """
     assert state in TERMINAL, f"{state} is not terminal"
     total = None if reward is None else check_reward("total", reward)
-    row = _row(conn, rollout_id)
-    ending = {"state": state.value, "outcome": Outcome(outcome).value, "reward": total, "error_message": error_message}
+    row = row_of(conn, rollout_id)
+    ending = {
+        "state": state.value,
+        "outcome": Outcome(outcome).value,
+        "reward": total,
+        "error_message": error_message,
+    }
     if row.state in TERMINAL:
         if all(getattr(row, name) == value for name, value in ending.items()):
             return rollout_of(row)
         raise Conflict(
-            f"rollout {rollout_id!r} is over: {row.state}, outcome {row.outcome}, reward {row.reward}; it cannot become "
-            f"{state.value}, outcome {ending['outcome']}, reward {total}. Queue a new rollout instead"
+            f"rollout {rollout_id!r} is over: {row.state}, outcome {row.outcome}, reward {row.reward}. "
+            f"It cannot become {state.value}, outcome {ending['outcome']}, reward {total}; queue a new one"
         )
     _check_transition(row, state)
     _set(conn, row, now, **ending, **_over(conn))
@@ -214,7 +213,7 @@ def release(conn: Connection, store: Store, rollout_id: str, now: float) -> None
 
     Raises NotFound, Conflict if it is over.
     """
-    row = _row(conn, rollout_id)
+    row = row_of(conn, rollout_id)
     if row.state in TERMINAL:
         raise Conflict(f"rollout {rollout_id!r} is {row.state} and cannot be released; it is over")
     if row.lease_until == 0 and row.lease_owner is None:
@@ -236,17 +235,27 @@ def patch_status(
 ) -> Rollout:
     """What a controller outside may change (PROTOCOL, PATCH); `version` grows if anything did.
 
-    A `last_attempt_id` that the store does not know becomes an attempt of that controller, without a token. A rollout
-    that succeeds has outcome completed; one that fails has none, for nobody said why. Raises NotFound, Conflict for
-    a forbidden transition or a change after the end, RecordError for an id that cannot be one.
+    A `last_attempt_id` that the store does not know becomes an attempt of that controller, without a token. A
+    rollout that succeeds has outcome completed; one that fails has none, for nobody said why. Raises
+    NotFound, Conflict for a forbidden transition or a change after the end, RecordError for an id that cannot
+    be one.
     """
-    row = _row(conn, rollout_id)
-    asked = {"state": state, "job_name": job_name, "last_attempt_id": last_attempt_id, "error_message": error_message}
-    values = {name: value for name, value in asked.items() if value is not None and value != getattr(row, name)}
+    row = row_of(conn, rollout_id)
+    asked = {
+        "state": state,
+        "job_name": job_name,
+        "last_attempt_id": last_attempt_id,
+        "error_message": error_message,
+    }
+    values = {
+        name: value for name, value in asked.items() if value is not None and value != getattr(row, name)
+    }
     if not values:
         return rollout_of(row)
     if row.state in TERMINAL:
-        raise Conflict(f"rollout {rollout_id!r} is {row.state}, which is final; {sorted(values)} cannot change any more")
+        raise Conflict(
+            f"rollout {rollout_id!r} is {row.state}, which is final; {sorted(values)} cannot change any more"
+        )
     if "last_attempt_id" in values:
         values.update(_adopt_attempt(conn, row, check_id(last_attempt_id, "last_attempt_id"), now))
     if "state" in values:
@@ -285,39 +294,6 @@ def delete(conn: Connection, store: Store, rollout_id: str) -> None:
     store.changed(conn, ATTEMPTS_TOPIC)
 
 
-def terminal(
-    conn: Connection, after: int, limit: int, run_id: str | None = None
-) -> tuple[list[Rollout], int, int]:
-    """Rollouts that ended after cursor `after`, in order of their end; the next cursor; how many have ended in all."""
-    mine = table.c.finished_seq.is_not(None) if run_id is None else table.c.run_id == run_id
-    query = select(table).where(table.c.finished_seq > after, mine).order_by(table.c.finished_seq).limit(limit)
-    found = _rollouts(conn, query)
-    total = conn.execute(
-        select(func.count()).select_from(table).where(mine, table.c.finished_seq.is_not(None))
-    ).scalar_one()
-    next_after = found[-1].finished_seq if found else after
-    assert next_after is not None
-    return found, next_after, total
-
-
-def finished_groups(conn: Connection, run_id: str | None = None, mode: str | None = None) -> list[list[str]]:
-    """Ids of rollouts by group, groups of which every rollout is over, oldest first; without a group, one of its own."""
-    columns = (table.c.rollout_id, table.c.group_id, table.c.finished_seq)
-    query = select(*columns).order_by(table.c.created_seq)
-    if run_id is not None:
-        query = query.where(table.c.run_id == run_id)
-    if mode is not None:
-        query = query.where(table.c.mode == mode)
-    groups: dict[tuple[str, str], list[str]] = {}
-    unfinished: set[tuple[str, str]] = set()
-    for row in conn.execute(query):
-        key = ("rollout", row.rollout_id) if row.group_id is None else ("group", row.group_id)
-        groups.setdefault(key, []).append(row.rollout_id)
-        if row.finished_seq is None:
-            unfinished.add(key)
-    return [ids for key, ids in groups.items() if key not in unfinished]
-
-
 def cancel_unfinished(conn: Connection, store: Store, run_id: str, now: float) -> list[str]:
     """Fail what is queued or running of a run, with outcome cancelled; the ids of those rollouts."""
     query = select(table).where(table.c.run_id == run_id, table.c.state.in_(_UNFINISHED))
@@ -325,32 +301,18 @@ def cancel_unfinished(conn: Connection, store: Store, run_id: str, now: float) -
     for row in rows:
         end_open_attempts(conn, row.rollout_id, Outcome.CANCELLED, "the run was stopped", "cancelled", now)
         _set(
-            conn, row, now, state=RolloutState.FAILED.value, outcome=Outcome.CANCELLED.value,
-            error_message="the run was stopped", **_over(conn),
-        )  # fmt: skip
+            conn,
+            row,
+            now,
+            state=RolloutState.FAILED.value,
+            outcome=Outcome.CANCELLED.value,
+            error_message="the run was stopped",
+            **_over(conn),
+        )
     if rows:
         store.changed(conn, TOPIC)
         store.changed(conn, ATTEMPTS_TOPIC)
     return [row.rollout_id for row in rows]
-
-
-def _row(conn: Connection, rollout_id: str) -> Any:
-    row = conn.execute(select(table).where(table.c.rollout_id == rollout_id)).one_or_none()
-    if row is None:
-        raise NotFound(f"there is no rollout {rollout_id!r}; it may have been deleted")
-    return row
-
-
-def _rollouts(conn: Connection, query: Select[Any]) -> list[Rollout]:
-    return [rollout_of(row) for row in conn.execute(query)]
-
-
-def _existing(conn: Connection, ids: Sequence[str]) -> dict[str, Rollout]:
-    found: dict[str, Rollout] = {}
-    for piece in chunks(ids):
-        for rollout in _rollouts(conn, select(table).where(table.c.rollout_id.in_(piece))):
-            found[rollout.id] = rollout
-    return found
 
 
 def _set(conn: Connection, row: Any, now: float, **values: Any) -> None:
@@ -376,7 +338,9 @@ def _check_transition(row: Any, state: RolloutState) -> None:
     now = RolloutState(row.state)
     if state not in ROLLOUT_TRANSITIONS[now]:
         allowed = ", ".join(sorted(ROLLOUT_TRANSITIONS[now])) or "nothing, it is final"
-        raise Conflict(f"rollout {row.rollout_id!r} is {now.value} and cannot become {state.value}; allowed: {allowed}")
+        raise Conflict(
+            f"rollout {row.rollout_id!r} is {now.value} and cannot become {state.value}; allowed: {allowed}"
+        )
 
 
 def _adopt_attempt(conn: Connection, row: Any, attempt_id: str, now: float) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """A store in one SQLite file: write-ahead log, one writer thread with group commit, readers on snapshots.
 
 The writer takes everything that is queued, begins one transaction, runs it in order, commits, and only then
-resolves the futures. Rows of consecutive appends are inserted with one statement per table. Several processes may
-have the file open; a lock held elsewhere is waited for (bounded). Not for use across a fork: open it in the child.
+resolves the futures. Rows of consecutive appends are inserted with one statement per table. Several processes
+may have the file open; a lock held elsewhere is waited for (bounded). Not for use across a fork: open it in
+the child.
 """
 
 import os
@@ -30,7 +31,8 @@ from leyden.store.topics import TopicHub
 T = TypeVar("T")
 
 MAX_GROUP = 512
-"""Jobs per commit: bounds how long the first of a burst waits, while the commit costs next to nothing per job."""
+"""Jobs per commit: bounds how long the first of a burst waits, while the commit costs next to nothing per
+job."""
 BUSY_TIMEOUT_S = 10.0
 """Longest wait for another process: a group commit takes milliseconds, a migration under a second."""
 CLOSE_TIMEOUT_S = 60.0
@@ -106,7 +108,8 @@ class SqliteStore:
         prepare(self.path, create=create, busy_timeout_s=busy_timeout_s)
         self._synchronous = synchronous
         self._raw, self._connection = self._open_writer()
-        # A reader per thread that reads at this moment; 32 stay open, which is what the loop's thread pool holds.
+        # A reader per thread that reads at this moment; 32 stay open, which is what the loop's thread pool
+        # holds.
         self._readers = create_engine(
             "sqlite://", creator=self._connect_reader, poolclass=QueuePool, pool_size=32, max_overflow=-1
         )
@@ -127,7 +130,9 @@ class SqliteStore:
     def append_all(self, parts: Sequence[tuple[Table, Sequence[Row]]]) -> "Future[None]":
         """See `Store.append_all`."""
         future: Future[None] = Future()
-        self._submit(_Append([(_INSERTS[table], _INSERTS[table].tuples(rows)) for table, rows in parts], future))
+        self._submit(
+            _Append([(_INSERTS[table], _INSERTS[table].tuples(rows)) for table, rows in parts], future)
+        )
         return future
 
     def write(self, job: Callable[[Connection], T]) -> "Future[T]":
@@ -175,7 +180,9 @@ class SqliteStore:
             return
         self._writer.join(CLOSE_TIMEOUT_S)
         if self._writer.is_alive():
-            raise StoreUnusable(f"store {self.path} still writes after {CLOSE_TIMEOUT_S:g} s; see why its disk is slow")
+            raise StoreUnusable(
+                f"store {self.path} still writes after {CLOSE_TIMEOUT_S:g} s; see why its disk is slow"
+            )
         if first:
             self._hub.close(timeout_s=self._busy_timeout_s)
             self._readers.dispose()
@@ -204,7 +211,9 @@ class SqliteStore:
         if self._closed:
             raise StoreUnusable(f"store {self.path} was closed; open it again")
         if self._pid != os.getpid():
-            raise StoreUnusable(f"store {self.path} was opened before this process was forked; open it in this process")
+            raise StoreUnusable(
+                f"store {self.path} was opened before this process was forked; open it in this process"
+            )
 
     def _submit(self, work: _Work) -> None:
         # What was handed in is done even if nobody waits for it any more, so it cannot be cancelled.
@@ -315,7 +324,7 @@ class SqliteStore:
         try:
             function()
             self._raw.execute("RELEASE work")
-        except Exception as error:  # noqa: BLE001 - the boundary of foreign code: the error goes into its future
+        except Exception as error:
             if is_lost(error) or not self._raw.in_transaction:
                 raise
             self._raw.execute("ROLLBACK TO work")
@@ -327,7 +336,11 @@ class SqliteStore:
 def _path_of(url: str) -> Path:
     parsed = make_url(url)
     if parsed.query or parsed.host or parsed.drivername not in ("sqlite", "sqlite+pysqlite"):
-        raise ConfigError(f"store.url {url!r} has parts that are not understood; write sqlite:///path/to/file.db")
+        raise ConfigError(
+            f"store.url {url!r} has parts that are not understood; write sqlite:///path/to/file.db"
+        )
     if not parsed.database or parsed.database == ":memory:":
-        raise ConfigError(f"store.url {url!r} is in memory, where no other process sees it; write sqlite:///leyden.db")
+        raise ConfigError(
+            f"store.url {url!r} is in memory, where no other process sees it; write sqlite:///leyden.db"
+        )
     return Path(parsed.database).absolute()

@@ -1,6 +1,7 @@
 """Waiting for changes: who waits for which topic, and one thread that looks for commits of other processes.
 
-The thread asks `PRAGMA data_version` only while somebody waits; commits of this process wake their waiters at once.
+The thread asks `PRAGMA data_version` only while somebody waits; commits of this process wake their waiters at
+once.
 """
 
 import sqlite3
@@ -18,7 +19,9 @@ POLL_S = 0.005
 class TopicHub:
     """Counts of topics and the futures that wait for them. Owns one connection of its own."""
 
-    def __init__(self, connection: sqlite3.Connection, explain: Callable[[BaseException], BaseException]) -> None:
+    def __init__(
+        self, connection: sqlite3.Connection, explain: Callable[[BaseException], BaseException]
+    ) -> None:
         self._connection = connection
         self._explain = explain
         self._reading = threading.Lock()
@@ -36,7 +39,9 @@ class TopicHub:
         future: Future[int] = Future()
         with self._state:
             if self._closed:
-                future.set_exception(StoreUnusable(f"the store was closed; nobody can wait for {topic!r} any more"))
+                future.set_exception(
+                    StoreUnusable(f"the store was closed; nobody can wait for {topic!r} any more")
+                )
                 return future
             self._waiting.setdefault(topic, {})[future] = after
             if self._thread is None:
@@ -70,7 +75,9 @@ class TopicHub:
             self._state.notify_all()
         for future, topic in left.items():
             if future.set_running_or_notify_cancel():
-                future.set_exception(StoreUnusable(f"the store was closed while somebody waited for {topic!r}"))
+                future.set_exception(
+                    StoreUnusable(f"the store was closed while somebody waited for {topic!r}")
+                )
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
         with self._reading:
@@ -81,7 +88,9 @@ class TopicHub:
         try:
             with self._reading:
                 for topic in topics:
-                    row = self._connection.execute("SELECT changes FROM topics WHERE topic = ?", (topic,)).fetchone()
+                    row = self._connection.execute(
+                        "SELECT changes FROM topics WHERE topic = ?", (topic,)
+                    ).fetchone()
                     counts[topic] = row[0] if row else 0
         except sqlite3.Error as error:
             if self._closed:

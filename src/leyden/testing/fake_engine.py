@@ -10,15 +10,17 @@ benchmark measures what stands in front of it and not the engine.
 
 import argparse
 import asyncio
+import contextlib
 import json
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import httptools
 import orjson
+import uvloop
 
 from leyden.testing.scripted import Behaviour, Reply
 from leyden.testing.wire import Answer
@@ -39,6 +41,8 @@ class FakeEngine:
         """Generation requests that a gateway marked as probes."""
         self.num_aborted = 0
         """Generations whose client left before the end."""
+        self.canned: dict[str, bytes] = {}
+        """Answers that are repeated, by path, where the behaviour says so."""
         self._host, self._port = host, port
         self._serial = 0
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -110,8 +114,7 @@ class _Connection(asyncio.Protocol):
         self._path = ""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
         self._engine._connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -153,6 +156,8 @@ class _Connection(asyncio.Protocol):
             return self._send_json(200, {"object": "list", "data": listed})
         if not path.endswith("/completions"):
             return self._send_json(404, {"error": {"message": f"no route {path}", "type": "not_found"}})
+        if behaviour.canned and path in engine.canned and b'"stream":true' not in raw:
+            return self._write(200, b"application/json", engine.canned[path])
         body = orjson.loads(raw)
         faults = behaviour.faults
         if headers.get("x-leyden-probe"):
@@ -160,30 +165,36 @@ class _Connection(asyncio.Protocol):
         else:
             engine.requests.append(body)
             if faults.status != 200 and len(engine.requests) <= faults.fail_first:
-                error = {"message": f"scripted status {faults.status}", "type": "scripted", "code": faults.status}
+                error = {
+                    "message": f"scripted status {faults.status}",
+                    "type": "scripted",
+                    "code": faults.status,
+                }
                 return self._send_json(faults.status, {"error": error})
             if faults.drop:
                 self.close()
                 return None
         if behaviour.delay_s == 0 and not body.get("stream"):
-            return self._send_whole(body)
-        return self._send_slowly(body)
+            return self._send_whole(body, path)
+        return self._send_slowly(body, path)
 
     def _make(self, body: Mapping[str, Any]) -> Answer:
         behaviour = self._engine.behaviour
         replies: list[Reply] = [behaviour.reply(body) for _ in range(body.get("n") or 1)]
         return Answer(body, replies, behaviour.faults, self._engine.next_serial())
 
-    def _send_whole(self, body: Mapping[str, Any]) -> None:
+    def _send_whole(self, body: Mapping[str, Any], path: str) -> None:
         faults = self._engine.behaviour.faults
         payload = b"<html>busy</html>" if faults.no_json else _dumps(self._make(body).whole())
+        if self._engine.behaviour.canned and body.get("max_tokens") != 1:  # a probe is no answer to keep
+            self._engine.canned[path] = payload
         self._write(200, b"application/json", payload)
 
-    async def _send_slowly(self, body: Mapping[str, Any]) -> None:
+    async def _send_slowly(self, body: Mapping[str, Any], path: str) -> None:
         behaviour = self._engine.behaviour
         await asyncio.sleep(behaviour.delay_s)
         if not body.get("stream"):
-            self._send_whole(body)
+            self._send_whole(body, path)
             return
         faults = behaviour.faults
         assert self._transport is not None
@@ -192,7 +203,9 @@ class _Connection(asyncio.Protocol):
         )
         events = [b"data: " + _dumps(chunk) + b"\n\n" for chunk in self._make(body).chunks()]
         if faults.error_in_stream:
-            events[1:] = [b'data: {"error": {"message": "scripted error", "type": "scripted", "code": 500}}\n\n']
+            events[1:] = [
+                b'data: {"error": {"message": "scripted error", "type": "scripted", "code": 500}}\n\n'
+            ]
         if not faults.no_done:
             events.append(b"data: [DONE]\n\n")
         left = faults.cut_after_bytes
@@ -231,33 +244,38 @@ def _dumps(body: Mapping[str, Any]) -> bytes:
     return json.dumps(body).encode() if b'"logprob":null' in payload or b"[null" in payload else payload
 
 
-def main(arguments: list[str] | None = None, on_ready: Callable[[str], None] = print) -> None:
+def main(arguments: list[str] | None = None, on_ready: Callable[[str], None] | None = None) -> None:
     """Run until interrupted."""
     parser = argparse.ArgumentParser(description="A fake engine in the wire format of vLLM's server.")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--model", action="append", default=[], help="what /v1/models lists")
     parser.add_argument("--text", default="ok", help="what it says")
-    parser.add_argument("--tokens", type=int, default=None, help="number of completion tokens, instead of the text's")
+    parser.add_argument(
+        "--tokens", type=int, default=None, help="number of completion tokens, instead of the text's"
+    )
+    parser.add_argument("--canned", action="store_true", help="give every unstreamed request the same bytes")
     parser.add_argument("--delay-s", type=float, default=0.0)
     parser.add_argument("--chunk-delay-s", type=float, default=0.0)
     options = parser.parse_args(arguments)
     reply = Reply(text=options.text, num_tokens=options.tokens)
     behaviour = Behaviour(
         reply=lambda body: reply, delay_s=options.delay_s, chunk_delay_s=options.chunk_delay_s,
-        models=tuple(options.model),
+        models=tuple(options.model), canned=options.canned,
     )  # fmt: skip
 
     async def run() -> None:
         engine = FakeEngine(behaviour, host=options.host, port=options.port)
         await engine.start()
-        on_ready(engine.url)
+        (on_ready or _announce)(engine.url)
         await asyncio.Event().wait()
 
-    try:
-        asyncio.run(run())
-    except KeyboardInterrupt:
-        pass
+    with contextlib.suppress(KeyboardInterrupt):
+        uvloop.run(run())
+
+
+def _announce(url: str) -> None:
+    print(url, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A real gateway in a thread of its own, and attempts to call it with, for tests of harnesses and of Leyden."""
+"""A real gateway in a thread of its own, and attempts to call it with, for tests of harnesses."""
 
 import threading
 import time
@@ -43,7 +43,9 @@ def running_gateway(
     thread = threading.Thread(target=run, name="gateway", daemon=True)
     thread.start()
     if not ready.wait(START_TIMEOUT_S) or not listening:
-        raise failures[0] if failures else TimeoutError(f"the gateway did not start within {START_TIMEOUT_S} s")
+        raise (
+            failures[0] if failures else TimeoutError(f"the gateway did not start within {START_TIMEOUT_S} s")
+        )
     try:
         yield listening[0]
     finally:

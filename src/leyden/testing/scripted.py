@@ -1,7 +1,8 @@
 """A scripted provider: what a fake engine answers, and what goes wrong on the way.
 
-`Reply` is what the model says; a reply function maps a request body to a Reply. `Faults` is what happens to it.
-Token ids are made by a byte tokenizer: id = 3 + byte, ids below 3 are markers (1 begins a message, 2 ends one).
+`Reply` is what the model says; a reply function maps a request body to a Reply. `Faults` is what happens to
+it. Token ids are made by a byte tokenizer: id = 3 + byte, ids below 3 are markers (1 begins a message, 2 ends
+one).
 """
 
 from collections.abc import Callable, Mapping
@@ -68,6 +69,8 @@ class Behaviour:
     """What `/v1/models` lists."""
     key: str = ""
     """Required as a bearer token, if set."""
+    canned: bool = False
+    """Unstreamed requests of one path all get the bytes of the first answer, for benchmarks."""
 
 
 def text_ids(text: str) -> list[int]:
@@ -76,7 +79,8 @@ def text_ids(text: str) -> list[int]:
 
 
 def prompt_ids(body: Mapping[str, Any]) -> list[int]:
-    """Ids of a request's prompt: messages one after another, each begun and ended, and the begin of the answer."""
+    """Ids of a request's prompt: messages one after another, each begun and ended, and the begin of the
+    answer."""
     prompt = body.get("prompt")
     if isinstance(prompt, list):
         return list(prompt)

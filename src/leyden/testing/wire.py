@@ -15,7 +15,9 @@ Body = dict[str, Any]
 class Answer:
     """One answer: `whole()` for an unstreamed request, `chunks()` for a stream."""
 
-    def __init__(self, body: Mapping[str, Any], replies: Sequence[Reply], faults: Faults, serial: int) -> None:
+    def __init__(
+        self, body: Mapping[str, Any], replies: Sequence[Reply], faults: Faults, serial: int
+    ) -> None:
         self._body = body
         self._faults = faults
         self._chat = "messages" in body
@@ -44,9 +46,13 @@ class Answer:
             self._tokens(choice, ids, 0)
             choices.append(choice)
         answer: Body = {
-            **self._head, "object": "chat.completion" if self._chat else "text_completion", "choices": choices,
-            "usage": self._usage(), "prompt_logprobs": None, "kv_transfer_params": None,
-        }  # fmt: skip
+            **self._head,
+            "object": "chat.completion" if self._chat else "text_completion",
+            "choices": choices,
+            "usage": self._usage(),
+            "prompt_logprobs": None,
+            "kv_transfer_params": None,
+        }
         if self._chat and self._wants_ids("prompt_token_ids"):
             answer["prompt_token_ids"] = self._prompt
         return answer
@@ -58,7 +64,11 @@ class Answer:
         chunks: list[Body] = []
         for index, (reply, ids, reason) in enumerate(self._spoken):
             if self._chat:
-                first: Body = {"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
+                first: Body = {
+                    "index": index,
+                    "delta": {"role": "assistant", "content": ""},
+                    "finish_reason": None,
+                }
                 ids_part = {"prompt_token_ids": self._prompt} if self._wants_ids("prompt_token_ids") else {}
                 chunks.append({**head, **ids_part, "choices": [{**first, "logprobs": None}]})
             for position, piece in enumerate(self._pieces(reply, ids)):

@@ -1,1 +1,2 @@
-"""How a call becomes a durable, private, token-exact record: `recorder` is the only road in, `reader` the only one out."""
+"""How a call becomes a durable, private, token-exact record: `recorder` is the only road in, `reader` the
+only one out."""

@@ -14,7 +14,18 @@ import numpy as np
 from sqlalchemy import Connection, Row, func, select
 
 from leyden.base.errors import NotFound, StoreError
-from leyden.base.records import Attempt, Call, Choice, IntArray, Outcome, Provenance, Reward, Rollout, Span, Trace
+from leyden.base.records import (
+    Attempt,
+    Call,
+    Choice,
+    IntArray,
+    Outcome,
+    Provenance,
+    Reward,
+    Rollout,
+    Span,
+    Trace,
+)
 from leyden.store import queue
 from leyden.store.base import Store
 from leyden.store.columns import attempt_of, chunks
@@ -49,7 +60,8 @@ class Reader:
     def traces(self, rollout_ids: Sequence[str]) -> list[Trace]:
         """Traces in the order of `rollout_ids`. NotFound.
 
-        A rollout that was never tried (cancelled in the queue, say) has an attempt with number 0 and nothing else.
+        A rollout that was never tried (cancelled in the queue, say) has an attempt with number 0 and nothing
+        else.
         """
         return self._store.read(lambda connection: _traces(connection, rollout_ids))
 
@@ -57,11 +69,15 @@ class Reader:
         """One call. NotFound."""
 
         def query(connection: Connection) -> Call:
-            row = connection.execute(select(calls.c.attempt_id).where(calls.c.call_id == call_id)).one_or_none()
+            row = connection.execute(
+                select(calls.c.attempt_id).where(calls.c.call_id == call_id)
+            ).one_or_none()
             if row is None:
                 raise NotFound(f"there is no call {call_id!r}")
             # A call is a difference to others of its attempt; live calls stand alone.
-            where = calls.c.call_id == call_id if row.attempt_id is None else calls.c.attempt_id == row.attempt_id
+            where = (
+                calls.c.call_id == call_id if row.attempt_id is None else calls.c.attempt_id == row.attempt_id
+            )
             return next(call for call in _calls(connection, where) if call.id == call_id)
 
         return self._store.read(query)
@@ -72,12 +88,16 @@ class Reader:
         def query(connection: Connection) -> Call | None:
             found = connection.execute(
                 select(calls.c.call_id).where(
-                    calls.c.attempt_id == attempt_id, calls.c.digest == digest, calls.c.occurrence == occurrence
+                    calls.c.attempt_id == attempt_id,
+                    calls.c.digest == digest,
+                    calls.c.occurrence == occurrence,
                 )
             ).scalar_one_or_none()
             if found is None:
                 return None
-            return next(call for call in _calls(connection, calls.c.attempt_id == attempt_id) if call.id == found)
+            return next(
+                call for call in _calls(connection, calls.c.attempt_id == attempt_id) if call.id == found
+            )
 
         return self._store.read(query)
 
@@ -106,7 +126,9 @@ def _traces(conn: Connection, rollout_ids: Sequence[str]) -> list[Trace]:
     for piece in chunks(ids):
         for call in _calls(conn, calls.c.attempt_id.in_(piece)):
             calls_of[call.attempt_id].append(call)
-        query = select(spans).where(spans.c.attempt_id.in_(piece)).order_by(spans.c.started_at, spans.c.span_id)
+        query = (
+            select(spans).where(spans.c.attempt_id.in_(piece)).order_by(spans.c.started_at, spans.c.span_id)
+        )
         for row in conn.execute(query):
             spans_of[row.attempt_id].append(span_of(row))
         query = select(rewards).where(rewards.c.attempt_id.in_(piece))
@@ -153,9 +175,13 @@ def _calls(conn: Connection, where: Any) -> list[Call]:
     """Calls of whole attempts (or single live calls) that `where` selects, in order of arrival."""
     rows = {row.call_id: row for row in conn.execute(select(calls).where(where))}
     mine = select(calls.c.call_id).where(where)
-    ends = {row.call_id: row for row in conn.execute(select(completions).where(completions.c.call_id.in_(mine)))}
+    ends = {
+        row.call_id: row for row in conn.execute(select(completions).where(completions.c.call_id.in_(mine)))
+    }
     sampled: dict[str, list[Choice]] = defaultdict(list)
-    query = select(choices).where(choices.c.call_id.in_(mine)).order_by(choices.c.call_id, choices.c.choice_index)
+    query = (
+        select(choices).where(choices.c.call_id.in_(mine)).order_by(choices.c.call_id, choices.c.choice_index)
+    )
     for row in conn.execute(query):
         sampled[row.call_id].append(choice_of(row))
     requests: dict[str, Mapping[str, Any]] = {}
@@ -178,9 +204,17 @@ def _calls(conn: Connection, where: Any) -> list[Call]:
         return np.concatenate([seen[: end.shared_tokens], tail])
 
     _resolve(ends, lambda call_id: ends[call_id].prompt_parent, prompt_of, prompts)
-    order = sorted(rows.values(), key=lambda row: (row.attempt_id or "", row.seq, row.started_at, row.call_id))
+    order = sorted(
+        rows.values(), key=lambda row: (row.attempt_id or "", row.seq, row.started_at, row.call_id)
+    )
     return [
-        _call(row, ends.get(row.call_id), requests[row.call_id], prompts.get(row.call_id, _NO_IDS), sampled[row.call_id])
+        _call(
+            row,
+            ends.get(row.call_id),
+            requests[row.call_id],
+            prompts.get(row.call_id, _NO_IDS),
+            sampled[row.call_id],
+        )
         for row in order
     ]
 
@@ -191,7 +225,8 @@ def _resolve(
     build: Callable[[str, T | None], T],
     built: dict[str, T],
 ) -> None:
-    """Fill `built` with every id, parents before children, without recursion: chains are as long as conversations."""
+    """Fill `built` with every id, parents before children, without recursion: chains are as long as
+    conversations."""
     for start in ids:
         chain = []
         call_id: str | None = start
@@ -200,14 +235,20 @@ def _resolve(
                 chain.append(call_id)
                 call_id = parent_of(call_id)
         except KeyError as error:
-            raise StoreError(f"call {chain[-2]} is stored as a difference to call {error}, which is gone") from None
+            raise StoreError(
+                f"call {chain[-2]} is stored as a difference to call {error}, which is gone"
+            ) from None
         for call_id in reversed(chain):
             parent = parent_of(call_id)
             built[call_id] = build(call_id, None if parent is None else built[parent])
 
 
 def _call(
-    row: Row[Any], end: Row[Any] | None, request: Mapping[str, Any], prompt_ids: IntArray, sampled: Sequence[Choice]
+    row: Row[Any],
+    end: Row[Any] | None,
+    request: Mapping[str, Any],
+    prompt_ids: IntArray,
+    sampled: Sequence[Choice],
 ) -> Call:
     sampling = json.loads(row.sampling)
     response = None if end is None else unpack_json(end.response)

@@ -1,9 +1,9 @@
-"""The only road into the trace tables: redact, check, encode, append. Every method returns when the row is queued;
-its future is done when the row is durable.
+"""The only road into the trace tables: redact, check, encode, append. Every method returns when the row is
+queued; its future is done when the row is durable.
 
-Requests and prompts are stored as differences to an earlier durable call of the same attempt, so T turns that only
-append cost O(T). A call of which a redaction changed any text, or whose tokens may not be kept, is `altered`: its ids
-and log-probabilities are text in other letters and are not stored.
+Requests and prompts are stored as differences to an earlier durable call of the same attempt, so T turns that
+only append cost O(T). A call of which a redaction changed any text, or whose tokens may not be kept, is
+`altered`: its ids and log-probabilities are text in other letters and are not stored.
 """
 
 import secrets
@@ -13,7 +13,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -69,12 +68,16 @@ class Recorder:
         self._lock = threading.Lock()
 
     def intent(self, intent: CallIntent) -> "Future[None]":
-        """Record that a request is about to be sent. In the future: Conflict for an id or an occurrence that exists."""
+        """Record that a request is about to be sent. In the future: Conflict for an id or an occurrence that
+        exists."""
         allowed = self._allowed(intent.rollout_id)
         request, altered = self._cleaned(intent.request, "request" in allowed)
         body = _body(intent.call_id, request)
         attempt_id = intent.attempt_id
         link = Link() if attempt_id is None else self._prefixes.body_parent(attempt_id, body)
+        if self._privacy.redactor is not None:
+            sampling, _ = self._cleaned(intent.sampling, True)  # a stop text is text as well
+            intent = replace(intent, sampling=sampling)
         row = call_row(intent, _difference(request, link), link.parent, link.num_messages)
         with self._lock:
             self._open[intent.call_id] = _Open(attempt_id, allowed, altered)
@@ -88,8 +91,8 @@ class Recorder:
     def completion(self, completion: CallCompletion) -> "Future[None]":
         """Record how a call ended, with every choice, all or nothing.
 
-        Raises RecordError if ids and log-probabilities of a choice do not belong together. In the future: Conflict if
-        the call has a completion, NotFound if it has no intent.
+        Raises RecordError if ids and log-probabilities of a choice do not belong together. In the future:
+        Conflict if the call has a completion, NotFound if it has no intent.
         """
         with self._lock:
             known = self._open.pop(completion.call_id, None)
@@ -113,7 +116,9 @@ class Recorder:
     def span(self, span: Span) -> "Future[None]":
         """Record anything that is no call. In the future: Conflict for an id that exists."""
         attributes, _ = self._cleaned(span.attributes, "spans" in self._allowed(span.rollout_id))
-        return self._store.append(schema.spans, [span_row(span, attributes)])
+        return self._store.append(
+            schema.spans, [span_row(replace(span, name=self._text(span.name, True)), attributes)]
+        )
 
     def rewards(
         self, rollout_id: str, attempt_id: str, rewards: Sequence[Reward], *, version: str = ""
@@ -138,7 +143,8 @@ class Recorder:
         return self._store.append(schema.rewards, rows)
 
     def _allowed(self, rollout_id: str | None) -> frozenset[str]:
-        """Fields that may be stored; asks the store for the purpose of a rollout once, and only if that matters."""
+        """Fields that may be stored; asks the store for the purpose of a rollout once, and only if that
+        matters."""
         if not self._privacy.by_purpose:
             return self._privacy.default
         if rollout_id is None:
@@ -171,8 +177,9 @@ class Recorder:
         for choice in completion.choices:
             if completion.refusal is None and len(choice.completion_ids) != len(choice.logprobs):
                 raise RecordError(
-                    f"choice {choice.index} of call {completion.call_id} has {len(choice.completion_ids)} ids and "
-                    f"{len(choice.logprobs)} log-probabilities; record it with a refusal, or find the missing ones"
+                    f"choice {choice.index} of call {completion.call_id} has "
+                    f"{len(choice.completion_ids)} ids and {len(choice.logprobs)} log-probabilities; "
+                    "record it with a refusal, or find the rest"
                 )
         if self._privacy.keeps_all:
             return completion
@@ -214,26 +221,20 @@ def _when_durable(future: "Future[None]", action: Callable[[], None]) -> None:
 
 
 def _body(call_id: str, request: Mapping[str, Any]) -> Body:
-    """Hashes by which requests are compared. The order of keys counts, so that a rebuilt request is the same text."""
+    """Hashes by which requests are compared. The order of keys counts, so that a rebuilt request is the same
+    text.
+    """
     name = messages_field(request)
-    messages = request[name] if name else ()
-    # A field name in front: messages of one field never pass for those of another.
-    prefix = (name or "").encode()
-    return Body(
-        call_id,
-        tuple(_digest(prefix + canonical(message)) for message in messages),
-        {field: _digest(canonical(request[field])) for field in REPEATED_FIELDS if field in request},
-    )
+    messages = tuple([hash(canonical(message)) for message in request[name]]) if name else ()
+    fields = {field: hash(canonical(request[field])) for field in REPEATED_FIELDS if field in request}
+    return Body(call_id, name, messages, fields)
 
 
 def _difference(request: Mapping[str, Any], link: Link) -> object:
-    """What is stored: the body without the messages it shares; if fields are left out too, a pair with their names."""
+    """What is stored: the body without the messages it shares; if fields are left out too, a pair with their
+    names."""
     body = {key: value for key, value in request.items() if key not in link.fields}
     name = messages_field(request)
     if name and link.num_messages:
         body[name] = body[name][link.num_messages :]
     return [body, list(link.fields)] if link.fields else body
-
-
-def _digest(data: bytes) -> bytes:
-    return blake2b(data, digest_size=16).digest()

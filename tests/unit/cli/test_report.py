@@ -20,6 +20,8 @@ SECTIONS = (
     "glossary",
 )
 VOID = {"meta", "br"}
+UNKNOWN: Mean = {"mean": float("nan"), "low": float("-inf"), "high": float("inf")}
+UNBOUNDED: Mean = {"mean": 0.5, "low": float("-inf"), "high": float("inf")}
 ATTACK = "<script>alert('x')</script>\"&"
 
 
@@ -214,6 +216,8 @@ def test_everything_from_data_is_escaped() -> None:
         {"steps": [step(1, loss=float("nan"), reward_low=float("-inf"), reward_high=float("inf"))]},
         {"steps": [step(1, reward_mean=0.0, reward_low=0.0, reward_high=0.0)]},
         {"outcomes": [{"stage": "rl", "step": 1, "counts": {}}]},
+        {"domains": [{"domain": "x", "before": UNKNOWN, "after": UNBOUNDED}]},
+        {"evaluations": [{"label": "Base", "pass1": UNKNOWN, "reward": UNBOUNDED, "tokens": float("nan")}]},
     ],
 )
 def test_an_empty_or_partial_run_still_makes_a_whole_page(data: ReportData) -> None:

@@ -11,32 +11,65 @@ from leyden.base.records import Rollout, Task
 def call_row(number: int, *, attempt_id: str | None = "att_1", **changes: Any) -> dict[str, Any]:
     """A row of `calls`."""
     row = {
-        "call_id": f"call_{number}", "rollout_id": "ro_1", "attempt_id": attempt_id, "seq": number,
-        "digest": f"digest-{number}", "occurrence": 0, "origin": "rollout", "dialect": "openai_chat", "alias": "main",
-        "policy": "main", "policy_version": 3, "engine": "http://127.0.0.1:1", "stream": False, "request": b"r" * 300,
-        "request_parent": None, "shared_messages": 0, "sampling": "{}", "rewrites": "[]", "started_at": 1.0,
+        "call_id": f"call_{number}",
+        "rollout_id": "ro_1",
+        "attempt_id": attempt_id,
+        "seq": number,
+        "digest": f"digest-{number}",
+        "occurrence": 0,
+        "origin": "rollout",
+        "dialect": "openai_chat",
+        "alias": "main",
+        "policy": "main",
+        "policy_version": 3,
+        "engine": "http://127.0.0.1:1",
+        "stream": False,
+        "request": b"r" * 300,
+        "request_parent": None,
+        "shared_messages": 0,
+        "sampling": "{}",
+        "rewrites": "[]",
+        "started_at": 1.0,
         "schema_version": "0001",
-    }  # fmt: skip
+    }
     return {**row, **changes}
 
 
 def completion_row(number: int, **changes: Any) -> dict[str, Any]:
     """A row of `completions`."""
     row = {
-        "call_id": f"call_{number}", "status": "ok", "http_status": 200, "response": b"r" * 300, "provenance": "served",
-        "refusal": None, "prompt_parent": None, "shared_tokens": 0, "prompt_tail": b"p" * 400, "usage": "{}",
-        "template_hash": "", "delivered": True, "retry_count": 0, "error": None, "latency_ms": 1.0,
-        "first_byte_ms": None, "ended_at": 2.0, "schema_version": "0001",
-    }  # fmt: skip
+        "call_id": f"call_{number}",
+        "status": "ok",
+        "http_status": 200,
+        "response": b"r" * 300,
+        "provenance": "served",
+        "refusal": None,
+        "prompt_parent": None,
+        "shared_tokens": 0,
+        "prompt_tail": b"p" * 400,
+        "usage": "{}",
+        "template_hash": "",
+        "delivered": True,
+        "retry_count": 0,
+        "error": None,
+        "latency_ms": 1.0,
+        "first_byte_ms": None,
+        "ended_at": 2.0,
+        "schema_version": "0001",
+    }
     return {**row, **changes}
 
 
 def choice_row(number: int, index: int = 0) -> dict[str, Any]:
     """A row of `choices`."""
     return {
-        "call_id": f"call_{number}", "choice_index": index, "completion_ids": b"c" * 400, "logprobs": b"l" * 400,
-        "finish_reason": "stop", "text": "hello",
-    }  # fmt: skip
+        "call_id": f"call_{number}",
+        "choice_index": index,
+        "completion_ids": b"c" * 400,
+        "logprobs": b"l" * 400,
+        "finish_reason": "stop",
+        "text": "hello",
+    }
 
 
 def rollout(rollout_id: str, **changes: Any) -> Rollout:

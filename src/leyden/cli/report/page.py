@@ -4,7 +4,6 @@ Promises: one self-contained HTML text without scripts or outside addresses; eve
 is escaped; the size is bounded whatever the run (see the limits in `sections` and `svg`).
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib import resources
@@ -71,7 +70,7 @@ def _verdict(data: ReportData) -> str:
         )
     answer = str(verdict.get("answer", ""))
     versions = " against ".join(escape(str(verdict.get(name, ""))) for name in ("candidate", "incumbent"))
-    count = svg.number(_float(verdict.get("num_tasks")))
+    count = svg.number(svg.finite(verdict.get("num_tasks")))
     return (
         f'<div class="card verdict {_TONES.get(answer, "none")}"><span class="badge">{escape(answer)}</span>'
         f"{_headline(verdict)}{sentence}"
@@ -81,12 +80,12 @@ def _verdict(data: ReportData) -> str:
 
 
 def _headline(verdict: Mapping[str, Any]) -> str:
-    difference, low, high = (_float(verdict.get(name)) for name in ("difference", "low", "high"))
+    difference, low, high = (svg.finite(verdict.get(name)) for name in ("difference", "low", "high"))
     if difference is None:
         return ""
     points = verdict.get("metric", "success") == "success"
     scale, unit, digits = (100, "points", 1) if points else (1, "reward", 3)
-    level = _float(verdict.get("level")) or 0.95
+    level = svg.finite(verdict.get("level")) or 0.95
     ends = (
         f"{level * 100:g} % interval {low * scale:+.{digits}f} to {high * scale:+.{digits}f}"
         if low is not None and high is not None
@@ -109,9 +108,9 @@ def _result_chart(data: ReportData) -> str:
             svg.Bar(
                 label=one.get("label", ""),
                 note=one.get("policy_version", ""),
-                mean=_float(pass1["mean"]),
-                low=_float(pass1["low"]),
-                high=_float(pass1["high"]),
+                mean=svg.finite(pass1["mean"]),
+                low=svg.finite(pass1["low"]),
+                high=svg.finite(pass1["high"]),
             )
         )
     chart = svg.bars(items, title="Share of holdout tasks solved, with intervals")
@@ -132,9 +131,9 @@ def _result_table(evaluations: Sequence[EvaluationData]) -> str:
             f"<td>{escape(one.get('policy_version', ''))}</td>"
             f"<td>{sections.mean_cell(one.get('pass1'))}</td>"
             f"<td>{sections.mean_cell(one.get('reward'), share=False)}</td>"
-            f"<td>{svg.number(_float(one.get('tokens')))}</td>"
-            f"<td>{svg.number(_float(one.get('minutes')))}</td>"
-            f"<td>{svg.number(_float(one.get('n')))}</td><td>{excluded}</td></tr>"
+            f"<td>{svg.number(svg.finite(one.get('tokens')))}</td>"
+            f"<td>{svg.number(svg.finite(one.get('minutes')))}</td>"
+            f"<td>{svg.number(svg.finite(one.get('n')))}</td><td>{excluded}</td></tr>"
         )
     return (
         '<div class="card flush" '
@@ -171,9 +170,3 @@ def _glossary() -> str:
     return (
         f'<h2>Glossary</h2><div class="card" style="margin-top:14px"><dl class="glossary">{terms}</dl></div>'
     )
-
-
-def _float(value: Any) -> float | None:
-    if value is None or not math.isfinite(float(value)):
-        return None
-    return float(value)

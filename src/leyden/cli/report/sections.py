@@ -5,7 +5,6 @@ and `MAX_ROWS` rows of a table; what is left out is counted in the page.
 """
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from itertools import groupby
@@ -63,12 +62,13 @@ _CHARTS: Sequence[_Chart] = (
 
 def mean_cell(mean: Mean | None, *, share: bool = True) -> str:
     """A mean and its interval for a table cell; a dash for what was not measured."""
-    if mean is None or mean["mean"] is None:
+    middle, low, high = _triple(mean)
+    if middle is None:
         return "&ndash;"
     show: Callable[[float | None], str] = svg.percent if share else svg.number
-    if mean["low"] is None or mean["high"] is None:
-        return show(mean["mean"])
-    return f'{show(mean["mean"])} <span class="ci">{show(mean["low"])} to {show(mean["high"])}</span>'
+    if low is None or high is None:
+        return show(middle)
+    return f'{show(middle)} <span class="ci">{show(low)} to {show(high)}</span>'
 
 
 def clip(text: str, limit: int) -> tuple[str, str]:
@@ -100,10 +100,7 @@ def learning(data: ReportData) -> str:
 
 
 def _column(rows: Sequence[StepData], field: str) -> list[float | None]:
-    values = [row.get(field) for row in rows]
-    return [
-        float(value) if isinstance(value, int | float) and math.isfinite(value) else None for value in values
-    ]
+    return [svg.finite(row.get(field)) for row in rows]
 
 
 def _reward_chart(rows: Sequence[StepData]) -> str:
@@ -141,7 +138,7 @@ def _seconds_chart(rows: Sequence[StepData]) -> str:
     if not phases:
         return ""
     stacks = {phase: [float(row.get("seconds", {}).get(phase, 0.0)) for row in rows] for phase in phases}
-    chart = svg.stacked(_xs(rows), stacks, title="Seconds per step and phase", unit="s", width=1060)
+    chart = svg.stacked(_xs(rows), stacks, title="Seconds per step and phase", unit="s")
     if not chart:
         return ""
     names = svg.legend([(phase, colour) for colour, phase in enumerate(phases, start=1)])
@@ -191,7 +188,9 @@ def domains(data: ReportData) -> str:
 
 
 def _triple(mean: Mean | None) -> tuple[float | None, float | None, float | None]:
-    return (mean["mean"], mean["low"], mean["high"]) if mean is not None else (None, None, None)
+    if mean is None:
+        return None, None, None
+    return svg.finite(mean["mean"]), svg.finite(mean["low"]), svg.finite(mean["high"])
 
 
 def transcripts(data: ReportData) -> str:
@@ -282,12 +281,9 @@ def outcomes(data: ReportData) -> str:
         found = {name for row in steps for name, count in row["counts"].items() if count}
         names = [name for name in OUTCOMES if name in found] + sorted(found - set(OUTCOMES))
         stacks = {name: [float(row["counts"].get(name, 0)) for row in steps] for name in names}
-        chart = svg.stacked(
-            [int(row["step"]) for row in steps], stacks, title="Outcomes", unit="rollouts", width=1060
-        )
         colours = [_OUTCOME_COLOURS.get(name, 8) for name in names]
-        for position, colour in enumerate(colours, start=1):
-            chart = chart.replace(f'"fill s{position}"', f'"fill  s{colour}"')
+        xs = [int(row["step"]) for row in steps]
+        chart = svg.stacked(xs, stacks, title="Outcomes", unit="rollouts", colours=colours)
         totals = [f"{name} {sum(stacks[name]):,.0f}" for name in names]
         parts.append(
             f'<div class="card chart" style="margin-top:14px"><h3>{escape(STAGES.get(stage, stage))}</h3>'

@@ -45,6 +45,13 @@ class Bar:
     high: Number
 
 
+def finite(value: object) -> Number:
+    """`value` as a number that can be drawn, or None: NaN and infinity stand for what was not measured."""
+    if isinstance(value, int | float) and math.isfinite(value):
+        return float(value)
+    return None
+
+
 def number(value: Number, digits: int = 3) -> str:
     """`value` for people: significant digits, thousands separated, a long dash for none."""
     if value is None or not math.isfinite(value):
@@ -159,10 +166,14 @@ def stacked(
     *,
     title: str,
     unit: str,
-    width: int = 740,
+    colours: Sequence[int] = (1, 2, 3, 4, 5, 6, 7, 8),
+    width: int = 1060,
     height: int = 220,
 ) -> str:
-    """Stacked bars per step; `stacks` maps a name to one value per step, drawn bottom up in its order."""
+    """Stacked bars per step; `stacks` maps a name to one value per step, drawn bottom up in its order.
+
+    `colours` are the page's series colours in that order; at least as many as there are names.
+    """
     xs, stacks = _merge(xs, stacks)
     totals = [sum(column) for column in zip(*stacks.values(), strict=True)]
     if not totals or max(totals) <= 0:
@@ -177,7 +188,7 @@ def stacked(
     parts += [_grid(left, width - right, y_of(mark), text) for mark, text in zip(marks, labels, strict=True)]
     for position, x in enumerate(xs):
         base = 0.0
-        for colour, (name, column) in enumerate(stacks.items(), start=1):
+        for colour, (name, column) in zip(colours, stacks.items(), strict=False):
             value = column[position]
             if value > 0:
                 upper, lower = y_of(base + value), y_of(base)

@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from pathlib import Path
 
 import typer
 
@@ -34,12 +35,14 @@ def command(
         serving = store.read(lambda connection: ledger.serving(connection, policy))
         number = int(version.rpartition("@")[2]) if version else (serving.version if serving else 0)
         known = {v.version: v for v in store.read(lambda c: ledger.policy_versions(c, policy))}
-        if number in known and known[number].kind == "weights" and known[number].run_id and "@" in (known[number].path or ""):
-            backend.load(known[number].path, number, full=False)
-        elif version and number not in known:
+        if version and number not in known:
             raise ConfigError(f"no policy version {version}; known: {sorted(known)}")
-        backend.version = number
-        backend.set_engine_key(os.environ[wiring.ENGINE_KEY_ENV])
+        path = known[number].path if number in known else None
+        if path and path != settings.policies[policy].model:
+            backend.load(Path(path), number, full=False)
+        else:
+            backend.serve_as(number)
+        backend.engine_key = os.environ[wiring.ENGINE_KEY_ENV]
         url = backend.start()
         write_ready(ready_file, {"url": url, "pid": os.getpid()})
         stop = threading.Event()

@@ -62,9 +62,9 @@ def command(
     for result in results:
         console.print(evaluation.table(result))
     if verdict:
-        console.print(gate.explain(verdict), markup=False)
+        console.print(gate.explain(verdict), markup=False, soft_wrap=True)
     if split == "holdout":
-        console.print(holdout.sentence(looks), markup=False)
+        console.print(holdout.sentence(looks), markup=False, soft_wrap=True)
 
 
 def parse_version(text: str, policy: str, known: list[int]) -> int:

@@ -73,7 +73,7 @@ def _list(store: Store, limit: int, json_output: bool) -> None:
         return
     console = Console(highlight=False)
     for run in runs[-5:]:
-        console.print(f"run {run.run_id}: {run.state}", markup=False)
+        console.print(f"run {run.run_id}: {run.state}", markup=False, soft_wrap=True)
     table = Table("rollout", "run", "step", "task", "state", "outcome", "reward", box=None)
     for r in rows:
         table.add_row(
@@ -139,10 +139,10 @@ def _show(settings: Config, trace: Trace, actions: Sequence[Action], credit: flo
         markup=False,
     )
     if trace.rewards:
-        console.print("components: " + ", ".join(f"{r.name} {r.value:g}" for r in trace.rewards), markup=False)
+        console.print("components: " + ", ".join(f"{r.name} {r.value:g}" for r in trace.rewards), markup=False, soft_wrap=True)
     for text in (attempt.diagnosis, attempt.detail):
         if text:
-            console.print(f"note: {text}", markup=False)
+            console.print(f"note: {text}", markup=False, soft_wrap=True)
     decode = _decoder(settings) if tokens else None
     by_call = {(a.call_id, a.choice_index): a for a in actions}
     for call in trace.calls:
@@ -156,7 +156,7 @@ def _show(settings: Config, trace: Trace, actions: Sequence[Action], credit: flo
             )
         )
         if call.error:
-            console.print(f"  error: {call.error}", markup=False)
+            console.print(f"  error: {call.error}", markup=False, soft_wrap=True)
         if decode and len(call.prompt_ids):
             console.print(Text(decode(call.prompt_ids.tolist()), style="dim"))
         for choice in call.choices:
@@ -167,7 +167,7 @@ def _show(settings: Config, trace: Trace, actions: Sequence[Action], credit: flo
                 fate = f"dropped: {action.drop} ({action.detail})"
             else:
                 fate = "trained"
-            console.print(f"  choice {choice.index}: {len(choice.completion_ids)} tokens, {choice.finish_reason}, {fate}", markup=False)
+            console.print(f"  choice {choice.index}: {len(choice.completion_ids)} tokens, {choice.finish_reason}, {fate}", markup=False, soft_wrap=True)
             if decode:
                 style = "green" if action is not None and action.drop is None else "red"
                 console.print(_token_line(decode, choice.completion_ids.tolist(), choice.logprobs.tolist(), style))
@@ -175,10 +175,10 @@ def _show(settings: Config, trace: Trace, actions: Sequence[Action], credit: flo
                 console.print(Text(choice.text))
     if attempt.stdout_tail.strip():
         console.print(Text("\nstandard output of the harness:", style="bold"))
-        console.print(attempt.stdout_tail.rstrip(), markup=False)
+        console.print(attempt.stdout_tail.rstrip(), markup=False, soft_wrap=True)
     if attempt.stderr_tail.strip():
         console.print(Text("\nstandard error of the harness:", style="bold"))
-        console.print(attempt.stderr_tail.rstrip(), markup=False)
+        console.print(attempt.stderr_tail.rstrip(), markup=False, soft_wrap=True)
 
 
 def _token_line(decode: Any, ids: Sequence[int], logprobs: Sequence[float], style: str) -> Text:

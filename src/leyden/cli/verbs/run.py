@@ -194,7 +194,7 @@ def _show(store: Store, rollouts: list[Rollout], json_output: bool) -> None:
     console = Console(highlight=False)
     console.print(table)
     for detail in sorted({str(r["detail"]) for r in rows if r["diagnosis"] and r["detail"]}):
-        console.print(f"  {detail}", markup=False)
+        console.print(f"  {detail}", markup=False, soft_wrap=True)
     console.print("Look at one with: leyden inspect ROLLOUT")
 
 

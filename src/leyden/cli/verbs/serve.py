@@ -1,8 +1,10 @@
 """`leyden serve`: the gateway alone, in front of an engine or of the embedded sampler."""
 
+import json
 import os
 import secrets
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -10,6 +12,9 @@ from leyden.base.config import Config
 from leyden.cli import wiring
 from leyden.cli.processes import Child, die_with_parent, write_ready
 from leyden.cli.verbs.options import DEFAULT_CONFIG, ConfigOption, JsonOption, ReadyFile, SetOption, read_config
+
+if TYPE_CHECKING:
+    from leyden.gateway.app import Listening
 
 HELP = "Serve the model API: relay and record calls. Needs no torch, unless it must start the embedded sampler."
 
@@ -33,28 +38,28 @@ def command(
     store = wiring.store_of(settings)
     try:
         settings = _with_engines(settings, config, override or [], folder, version, engines)
-        admin_key = os.environ.get(settings.gateway.admin_key_env)
-        made = admin_key is None
-        admin_key = admin_key or f"ley-admin-{secrets.token_urlsafe(24)}"
-
-        def on_ready(url: str) -> None:
-            write_ready(ready_file, {"url": url, "pid": os.getpid()})
-            if ready_file:
-                return
-            if json_output:
-                import json
-
-                print(json.dumps({"url": url, "admin_key": admin_key if made else None}), flush=True)
-                return
-            typer.echo(f"Leyden gateway on {url}  (OpenAI base URL: {url}/v1)")
-            if made:
-                typer.echo(f"Administrator's key, made for this process (set {settings.gateway.admin_key_env} to keep one): {admin_key}")
-
-        serve(settings, store, admin_key=admin_key, on_ready=on_ready)
+        serve(settings, store, on_ready=lambda listening: _say(settings, listening, json_output, ready_file))
     finally:
         for child in engines:
             child.stop()
         store.close()
+
+
+def _say(settings: Config, listening: "Listening", json_output: bool, ready_file: Path | None) -> None:
+    """Where it listens and with which administrator's key, for a parent process, a program, or a person."""
+    if ready_file:
+        write_ready(ready_file, {"url": listening.url, "pid": os.getpid()})
+        return
+    made = settings.gateway.admin_key_env not in os.environ
+    if json_output:
+        print(json.dumps({"url": listening.url, "admin_key": listening.admin_key if made else None}), flush=True)
+        return
+    typer.echo(f"Leyden gateway on {listening.url}  (OpenAI base URL: {listening.url}/v1)")
+    if made:
+        typer.echo(
+            f"Administrator's key, made for this process (set {settings.gateway.admin_key_env} to keep one): "
+            f"{listening.admin_key}"
+        )
 
 
 def _with_engines(

@@ -42,10 +42,14 @@ class OpenAIChat:
                 field="response_format", hint='only {"type": "text"} is; ask for the format in the prompt',
             )  # fmt: skip
         logprobs = take(body, "logprobs", lambda v: isinstance(v, bool), "true or false", False)
-        top = take(body, "top_logprobs", lambda v: isinstance(v, int) and 0 <= v <= 20, "a whole number from 0 to 20")
+        top = take(
+            body, "top_logprobs", lambda v: isinstance(v, int) and 0 <= v <= 20, "a whole number from 0 to 20"
+        )
         if top and not logprobs:
             raise RequestRefused(
-                "top_logprobs was sent without logprobs = true", field="top_logprobs", hint="set logprobs to true"
+                "top_logprobs was sent without logprobs = true",
+                field="top_logprobs",
+                hint="set logprobs to true",
             )
         stream, usage_wanted = parse_stream(body)
         asked = parse_sampling(body, ("max_tokens", "max_completion_tokens"))
@@ -66,9 +70,13 @@ class OpenAIChat:
     def probe_body(self, model: str) -> Body:
         """The smallest request whose answer shows what an engine can return."""
         return {
-            "model": model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1, "temperature": 0.0,
-            "logprobs": True, "return_token_ids": True,
-        }  # fmt: skip
+            "model": model,
+            "messages": [{"role": "user", "content": "hi"}],
+            "max_tokens": 1,
+            "temperature": 0.0,
+            "logprobs": True,
+            "return_token_ids": True,
+        }
 
     def capture(self, answer: Body) -> Capture:
         """Tokens of an engine's unstreamed answer."""
@@ -121,7 +129,9 @@ class OpenAIChat:
 
     def chunks(self, response: Mapping[str, Any], request: ModelRequest) -> list[Body]:
         """A stored answer as the chunks of a stream, for a replay."""
-        head = {key: response[key] for key in _TOP_FIELDS if key in response} | {"object": "chat.completion.chunk"}
+        head = {key: response[key] for key in _TOP_FIELDS if key in response} | {
+            "object": "chat.completion.chunk"
+        }
         usage = {"usage": None} if request.usage_wanted else {}
         chunks: list[Body] = []
         for choice in response.get("choices") or ():
@@ -129,11 +139,10 @@ class OpenAIChat:
             if "tool_calls" in delta:
                 delta["tool_calls"] = [{**call, "index": i} for i, call in enumerate(delta["tool_calls"])]
             parts = {key: choice[key] for key in ("logprobs", "token_ids") if key in choice}
-            for piece in (
-                {"delta": delta, **parts, "finish_reason": None},
-                {"delta": {}, "finish_reason": choice.get("finish_reason")},
-            ):
-                chunks.append({**head, "choices": [{"index": choice.get("index", 0), **piece}], **usage})
+            index = choice.get("index", 0)
+            said = {"index": index, "delta": delta, **parts, "finish_reason": None}
+            ended = {"index": index, "delta": {}, "finish_reason": choice.get("finish_reason")}
+            chunks += [{**head, "choices": [piece], **usage} for piece in (said, ended)]
         if request.usage_wanted:
             chunks.append({**head, "choices": [], "usage": response.get("usage")})
         return chunks
@@ -219,9 +228,10 @@ def _check_messages(messages: object) -> None:
             _check_parts(content, index)
         elif content is not None and not isinstance(content, str):
             raise RequestRefused(
-                f"messages[{index}].content is a {type(content).__name__}", field=f"messages[{index}].content",
+                f"messages[{index}].content is a {type(content).__name__}",
+                field=f"messages[{index}].content",
                 hint="send a string or a list of text parts",
-            )  # fmt: skip
+            )
 
 
 def _check_parts(parts: list[Any], index: int) -> None:
@@ -230,9 +240,10 @@ def _check_parts(parts: list[Any], index: int) -> None:
         if kind != "text" or not isinstance(part.get("text"), str):
             field = f"messages[{index}].content[{position}]"
             raise RequestRefused(
-                f"{field} is of type {kind!r}; only text parts can be trained on, and nothing is dropped silently",
-                field=field, hint='send {"type": "text", "text": "..."}',
-            )  # fmt: skip
+                f"{field} is of type {kind!r}; only text parts can be trained on",
+                field=field,
+                hint='send {"type": "text", "text": "..."}',
+            )
 
 
 def _check_tools(body: Body) -> None:
@@ -248,5 +259,7 @@ def _check_tools(body: Body) -> None:
     take(body, "parallel_tool_calls", lambda v: isinstance(v, bool), "true or false")
     if body.get("tool_choice") not in (None, "none", "auto") and not tools:
         raise RequestRefused(
-            "tool_choice was sent without tools", field="tool_choice", hint="send tools, or leave tool_choice out"
+            "tool_choice was sent without tools",
+            field="tool_choice",
+            hint="send tools, or leave tool_choice out",
         )

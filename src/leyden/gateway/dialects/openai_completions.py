@@ -1,6 +1,7 @@
 """OpenAI Completions: `v1/completions`, text or token ids in, streaming and not, with `n`.
 
-One prompt per call: a list of several prompts is refused by name, since it would be several actions under one call.
+One prompt per call: a list of several prompts is refused by name, since it would be several actions under one
+call.
 """
 
 from collections.abc import Mapping
@@ -8,7 +9,13 @@ from typing import Any
 
 from leyden.base.errors import RequestRefused
 from leyden.gateway.dialects.base import Body, Capture, ModelRequest, refuse_unknown, take
-from leyden.gateway.dialects.openai_wire import COMMON_FIELDS, error_body, parse_alias, parse_sampling, parse_stream
+from leyden.gateway.dialects.openai_wire import (
+    COMMON_FIELDS,
+    error_body,
+    parse_alias,
+    parse_sampling,
+    parse_stream,
+)
 from leyden.traces.tokens import RawChoice
 
 _FIELDS = COMMON_FIELDS | {"prompt", "echo", "best_of", "suffix"}

@@ -11,10 +11,23 @@ from leyden.gateway.dialects.base import Body, is_count, is_number, take
 
 COMMON_FIELDS = frozenset(
     {
-        "model", "stop", "n", "max_tokens", "temperature", "top_p", "seed", "stream", "stream_options", "logprobs",
-        "user", "metadata", "presence_penalty", "frequency_penalty", "return_token_ids",
+        "model",
+        "stop",
+        "n",
+        "max_tokens",
+        "temperature",
+        "top_p",
+        "seed",
+        "stream",
+        "stream_options",
+        "logprobs",
+        "user",
+        "metadata",
+        "presence_penalty",
+        "frequency_penalty",
+        "return_token_ids",
     }
-)  # fmt: skip
+)
 """Fields that mean the same in both dialects."""
 
 MAX_CHOICES = 128
@@ -36,14 +49,13 @@ def parse_sampling(body: Body, max_tokens_fields: tuple[str, ...]) -> dict[str, 
         value = take(body, key, is_count, "a whole number of at least 1")
         if value is not None:
             asked["max_tokens"] = min(value, asked.get("max_tokens", value))
-    for key, value in (("temperature", temperature), ("top_p", top_p), ("seed", seed), ("stop", stop), ("n", n)):
-        if value is not None:
-            asked[key] = value
+    others = {"temperature": temperature, "top_p": top_p, "seed": seed, "stop": stop, "n": n}
+    asked.update({key: value for key, value in others.items() if value is not None})
     for key in ("presence_penalty", "frequency_penalty"):
         if body.get(key) not in (None, 0):
             raise RequestRefused(
-                f"{key} is {body[key]!r}; only 0 is supported, since the sampled distribution would not be the "
-                "model's own",
+                f"{key} is {body[key]!r}; only 0 is supported, since tokens would not be sampled from "
+                "the model's own distribution",
                 field=key,
                 hint=f"leave {key} out",
             )
@@ -72,7 +84,9 @@ def parse_alias(body: Body) -> str:
     alias = body.get("model")
     if not isinstance(alias, str) or not alias:
         raise RequestRefused(
-            f"model is {alias!r}; it must be the name of a policy", field="model", hint="GET /v1/models lists them"
+            f"model is {alias!r}; it must be the name of a policy",
+            field="model",
+            hint="GET /v1/models lists them",
         )
     return alias
 
@@ -118,5 +132,7 @@ def _is_stop(value: object) -> bool:
     if isinstance(value, str):
         return value != ""
     return (
-        isinstance(value, list) and 0 < len(value) <= 16 and all(isinstance(item, str) and item for item in value)
+        isinstance(value, list)
+        and 0 < len(value) <= 16
+        and all(isinstance(item, str) and item for item in value)
     )

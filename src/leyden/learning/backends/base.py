@@ -77,8 +77,10 @@ class Backend(Protocol):
 
     policy: str
     """Name of the policy."""
-    version: int
-    """Version of the weights it holds now."""
+
+    @property
+    def version(self) -> int:
+        """Version of the weights it holds now."""
 
     def start(self) -> str:
         """Begin to serve; the URL of an engine that speaks the wire format of vLLM's server."""
@@ -104,6 +106,15 @@ class Backend(Protocol):
 
     def load(self, folder: Path, version: int, *, full: bool) -> None:
         """Take the weights of `folder` (and, if `full`, everything else) and serve them as `version`."""
+
+    def serve_as(self, version: int) -> None:
+        """Give the weights that are held the number under which the store knows them."""
+
+    def load_base(self, version: int) -> None:
+        """Take the weights that the policy started from and serve them as `version`."""
+
+    def forget_optimizer(self, folder: Path) -> None:
+        """Reduce a full checkpoint to its weights: nothing resumes from it any more."""
 
     def close(self) -> None:
         """Stop serving. Idempotent."""

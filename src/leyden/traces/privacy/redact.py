@@ -1,7 +1,7 @@
 """Redaction of JSON bodies: every text in them, keys included, goes through the redactor.
 
-Token ids and log-probabilities are text in other letters (`strip_tokens`): a body of which a text was changed may
-not keep them. Ids that came instead of a text cannot be redacted at all and count as changed.
+Token ids and log-probabilities are text in other letters (`strip_tokens`): a body of which a text was changed
+may not keep them. Ids that came instead of a text cannot be redacted at all and count as changed.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,16 +10,30 @@ from typing import Any
 WITHHELD = "[withheld]"
 """Stands where token ids or their spellings were."""
 
-_TOKEN_KEYS = frozenset({
-    "bytes", "completion_ids", "completion_token_ids", "logprobs", "output_token_ids", "prompt_ids", "prompt_logprobs",
-    "prompt_token_ids", "response_log_probs", "response_token_ids", "token_ids", "token_logprobs", "tokens",
-    "top_logprobs",
-})  # fmt: skip
+_TOKEN_KEYS = frozenset(
+    {
+        "bytes",
+        "completion_ids",
+        "completion_token_ids",
+        "logprobs",
+        "output_token_ids",
+        "prompt_ids",
+        "prompt_logprobs",
+        "prompt_token_ids",
+        "response_log_probs",
+        "response_token_ids",
+        "token_ids",
+        "token_logprobs",
+        "tokens",
+        "top_logprobs",
+    }
+)
 """Keys of the answers of engines and providers under which ids, or texts cut into tokens, are found."""
 
 
 def redact(value: Any, redactor: Callable[[str], str]) -> tuple[Any, bool]:
-    """(`value` with every text redacted, whether anything changed). Token ids in place of a prompt are withheld."""
+    """(`value` with every text redacted, whether anything changed). Token ids in place of a prompt are
+    withheld."""
     if isinstance(value, str):
         text = redactor(value)
         return text, text != value
@@ -35,7 +49,9 @@ def strip_tokens(value: Any) -> Any:
     """`value` without ids, log-probabilities and texts cut into tokens."""
     if isinstance(value, Mapping):
         return {
-            key: WITHHELD if key in _TOKEN_KEYS and isinstance(item, list | tuple | Mapping) else strip_tokens(item)
+            key: WITHHELD
+            if key in _TOKEN_KEYS and isinstance(item, list | tuple | Mapping)
+            else strip_tokens(item)
             for key, item in value.items()
         }
     if isinstance(value, list | tuple):

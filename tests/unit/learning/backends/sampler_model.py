@@ -1,4 +1,5 @@
-"""A random Llama of 60 thousand parameters with a byte tokenizer, for the tests of the sampler and its server."""
+"""A random Llama of 60 thousand parameters with a byte tokenizer, for the tests of the sampler and its
+server."""
 
 from pathlib import Path
 
@@ -25,7 +26,7 @@ def build(
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(START, special=True), AddedToken(END, special=True)])
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, pad_token=END if pad else None)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, pad_token=END if pad else None)  # type: ignore[no-untyped-call]
     fast.chat_template = template
     fast.save_pretrained(folder)
     torch.manual_seed(seed)
@@ -46,7 +47,8 @@ def build(
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 2:
-                # Ten times the usual scale: a peaked distribution, so that wrong keys or positions cannot hide.
+                # Ten times the usual scale: a peaked distribution, so that wrong keys or positions cannot
+                # hide.
                 parameter.normal_(0.0, 0.2)
     model.save_pretrained(folder)
     return folder

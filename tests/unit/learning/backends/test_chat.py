@@ -5,14 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.learning.backends.sampler_model import TEMPLATE, TOOL_TEMPLATE, build
 
 from leyden.base.errors import ModelUnusable, RequestRefused
 from leyden.learning.backends.embedded.chat import ChatFormat
 from leyden.learning.backends.embedded.model import load_model
 from leyden.learning.backends.embedded.tools import parse
-from tests.unit.learning.backends.sampler_model import TEMPLATE, TOOL_TEMPLATE, build
 
-TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
+TOOLS = [
+    {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+]
 ASK = [{"role": "user", "content": "1+2?"}]
 
 
@@ -62,10 +64,15 @@ def test_text_parts_are_joined_and_images_are_refused_by_name(plain: ChatFormat)
         ([{"role": "user", "content": "x", "audio": {"id": 1}}], "audio"),
         ([{"role": "user", "content": "x", "tool_calls": [{}]}], "tool_calls"),
         ([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}], "not JSON"),
-        ([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "1"}}]}], "no JSON object"),
+        (
+            [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "1"}}]}],
+            "no JSON object",
+        ),
     ],
 )
-def test_messages_that_cannot_be_rendered_are_refused_by_name(plain: ChatFormat, messages: Any, named: str) -> None:
+def test_messages_that_cannot_be_rendered_are_refused_by_name(
+    plain: ChatFormat, messages: Any, named: str
+) -> None:
     with pytest.raises(RequestRefused, match=named) as refused:
         plain.encode(messages)
     assert refused.value.status == 400
@@ -92,7 +99,11 @@ def test_a_template_that_ignores_tools_gets_them_in_the_system_message_and_says_
 def test_a_parsed_call_and_its_answer_are_rendered_back_as_they_were_sampled(plain: ChatFormat) -> None:
     sampled = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
     _, calls, _ = parse(sampled, "hermes")
-    call = {"id": calls[0].id, "type": "function", "function": {"name": "add", "arguments": calls[0].arguments}}
+    call = {
+        "id": calls[0].id,
+        "type": "function",
+        "function": {"name": "add", "arguments": calls[0].arguments},
+    }
     turn = {"role": "assistant", "content": None, "tool_calls": [call]}
     answers = [{"role": "tool", "tool_call_id": calls[0].id, "content": str(n)} for n in (3, 4)]
     rendered = text(plain, plain.encode([*ASK, turn, *answers], TOOLS).ids)
@@ -101,7 +112,9 @@ def test_a_parsed_call_and_its_answer_are_rendered_back_as_they_were_sampled(pla
     assert f"<|im_start|>user\n{response}<|im_end|>" in rendered
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}, "sometimes"])
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "add"}}, "sometimes"]
+)
 def test_a_forced_tool_call_is_refused_by_name(plain: ChatFormat, choice: Any) -> None:
     with pytest.raises(RequestRefused, match="tool_choice"):
         plain.encode(ASK, TOOLS, choice)

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -13,7 +13,8 @@ from tests.unit.learning.backends.sampler_model import build
 from leyden.base.errors import RequestRefused
 from leyden.learning.backends.embedded.attention import attention_scope, causal_kernel
 from leyden.learning.backends.embedded.model import LoadedModel, load_model
-from leyden.learning.backends.embedded.sampler import Delta, Sampler, SamplingRequest, Ticket
+from leyden.learning.backends.embedded.requests import Delta, SamplingRequest, Ticket
+from leyden.learning.backends.embedded.sampler import Sampler
 
 
 @dataclass
@@ -102,7 +103,7 @@ def test_logprobs_of_reused_prefixes_and_staggered_requests_equal_a_plain_forwar
     first, _ = ask(sampler, shared, seed=1, max_tokens=30)
     assert first.first.wait(30) and first.wait()
     later = [
-        (shared + [i, i + 1], ask(sampler, shared + [i, i + 1], seed=i, max_tokens=20 + i)[0])
+        ([*shared, i, i + 1], ask(sampler, [*shared, i, i + 1], seed=i, max_tokens=20 + i)[0])
         for i in range(4)
     ]
     again = shared + first.ids[0][:-1] + [9, 8, 7]
@@ -132,7 +133,7 @@ def test_a_prompt_of_one_token_needs_no_prefill(sampler: Sampler, loaded: Loaded
 def test_a_long_prompt_is_computed_in_several_passes(
     sampler: Sampler, loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("leyden.learning.backends.embedded.sampler.PREFILL_TOKENS", 16)
+    monkeypatch.setattr("leyden.learning.backends.embedded.decoder.PREFILL_TOKENS", 16)
     prompts = [[(5 * j + i) % 250 for j in range(60 + i)] for i in range(3)]
     asked = [ask(sampler, p)[0] for p in prompts]
     for prompt, heard in zip(prompts, asked, strict=True):
@@ -182,14 +183,20 @@ def test_the_text_ends_before_a_stop_string_that_crosses_tokens(sampler: Sampler
     for seed in range(50):
         plain = ask(sampler, "stop", seed=seed, max_tokens=60)[0].wait()
         text = plain.text[0]
-        pairs = [i for i in range(2, len(text) - 1) if text[i : i + 2].isascii() and text.find(text[i : i + 2]) == i]
+        pairs = [
+            i
+            for i in range(2, len(text) - 1)
+            if text[i : i + 2].isascii() and text.find(text[i : i + 2]) == i
+        ]
         if pairs:
             at = pairs[0]
             break
     else:
         raise AssertionError("no seed gave two ASCII neighbours")
     for stream in (False, True):
-        cut = ask(sampler, "stop", seed=seed, max_tokens=60, stop=(text[at : at + 2],), stream=stream)[0].wait()
+        cut = ask(sampler, "stop", seed=seed, max_tokens=60, stop=(text[at : at + 2],), stream=stream)[
+            0
+        ].wait()
         assert cut.text[0] == text[:at]
         assert cut.reasons[0] == "stop"
         assert cut.ids[0] == plain.ids[0][: len(cut.ids[0])]
@@ -250,7 +257,7 @@ def test_the_context_ends_a_generation_with_reason_length(sampler: Sampler, load
     assert len(heard.ids[0]) == 6 and heard.reasons[0] == "length"
 
 
-@pytest.mark.parametrize("prompt", [[], [-1], [258]])
+@pytest.mark.parametrize("prompt", [[], [-1], [258], [1 << 70]])
 def test_a_prompt_without_valid_ids_is_refused(sampler: Sampler, prompt: list[int]) -> None:
     with pytest.raises(RequestRefused, match="token"):
         ask(sampler, prompt)
@@ -283,7 +290,7 @@ def test_pause_aborts_what_is_left_after_the_deadline_and_resume_refuses_the_old
         assert set(running.wait().reasons.values()) <= {"abort", "length"}
         waiting = ask(sampler, "w", version=1)[0]
         with torch.no_grad():
-            loaded.head.weight.add_(0.0)
+            next(loaded.model.parameters()).add_(0.0)
         sampler.resume(version=2)
         error = waiting.wait().reasons[0]
         assert isinstance(error, RequestRefused) and error.status == 404
@@ -295,8 +302,9 @@ def test_pause_aborts_what_is_left_after_the_deadline_and_resume_refuses_the_old
 
 
 def test_a_change_of_weights_is_sampled_and_no_stale_keys_are_reused(tmp_path: Path) -> None:
-    for dtype in ("float32", "bfloat16"):
-        mine = load_model(build(tmp_path / dtype), dtype=dtype, max_context=128)  # type: ignore[arg-type]
+    types: tuple[Literal["float32", "bfloat16"], ...] = ("float32", "bfloat16")
+    for dtype in types:
+        mine = load_model(build(tmp_path / dtype), dtype=dtype, max_context=128)
         sampler = Sampler(mine)
         try:
             prompt = list(range(40))

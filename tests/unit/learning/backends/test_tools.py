@@ -53,12 +53,15 @@ def test_white_space_alone_is_kept_when_there_is_no_call() -> None:
 
 
 def test_an_unknown_parser_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="hermess.*hermes"):
+    with pytest.raises(ConfigError, match=r"hermess.*hermes"):
         check_parser("hermess")
 
 
 @given(
-    st.lists(st.sampled_from([CALL, "<tool_call>", "</tool_call>", "<tool", " \n", "text <", "{}", "t"]), max_size=6),
+    st.lists(
+        st.sampled_from([CALL, "<tool_call>", "</tool_call>", "<tool", " \n", "text <", "{}", "t"]),
+        max_size=6,
+    ),
     st.lists(st.integers(0, 60), max_size=12),
 )
 def test_how_a_text_is_cut_makes_no_difference(parts: list[str], cuts: list[int]) -> None:

@@ -1,8 +1,9 @@
 """Keys and values of running sequences in slots, and of recent prompts for reuse.
 
-`SlotCache` holds the active sequences in slots 0..B-1 without a hole, so that a decode step reads one view and copies
-nothing; it grows in blocks of rows and columns. `PrefixStore` keeps the keys and values of recent sequences by their
-token ids, within a bound in bytes. Both know nothing of requests, and both must be emptied when the weights change.
+`SlotCache` holds the active sequences in slots 0..B-1 without a hole, so that a decode step reads one view
+and copies nothing; it grows in blocks of rows and columns. `PrefixStore` keeps the keys and values of recent
+sequences by their token ids, within a bound in bytes. Both know nothing of requests, and both must be emptied
+when the weights change.
 
     L layers   B active slots   R rows of one forward pass (consecutive slots)   Q new tokens per row
     C columns (positions) of the cache   K key-value heads   G query heads per key-value head   D head size
@@ -29,8 +30,9 @@ MATCH_BLOCK = 16
 class SlotCache:
     """Keys and values of the active sequences; used by one thread."""
 
-    def __init__(self, num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype,
-                 device: torch.device) -> None:
+    def __init__(
+        self, num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
         self.num_layers, self.num_kv_heads, self.head_dim = num_layers, num_kv_heads, head_dim
         self.dtype, self.device = dtype, device
         self.num_rows = self.num_columns = 0
@@ -44,8 +46,15 @@ class SlotCache:
 
     def _empty(self, rows: int, columns: int) -> Tensor:
         # Zeros: a masked column is multiplied by 0, and 0 * NaN of fresh memory would be NaN.
-        return torch.zeros(self.num_layers, rows, self.num_kv_heads, columns, self.head_dim,
-                           dtype=self.dtype, device=self.device)
+        return torch.zeros(
+            self.num_layers,
+            rows,
+            self.num_kv_heads,
+            columns,
+            self.head_dim,
+            dtype=self.dtype,
+            device=self.device,
+        )
 
     def reserve(self, rows: int, columns: int) -> None:
         """Make room for `rows` slots of `columns` tokens; what is stored stays."""
@@ -58,7 +67,7 @@ class SlotCache:
             new_columns = -(-columns // COLUMN_BLOCK) * COLUMN_BLOCK
         for name in ("keys_LRKCD", "values_LRKCD"):
             old, new = getattr(self, name), self._empty(new_rows, new_columns)
-            new[:, :self.num_rows, :, :self.num_columns] = old
+            new[:, : self.num_rows, :, : self.num_columns] = old
             setattr(self, name, new)
         self.num_rows, self.num_columns = new_rows, new_columns
 
@@ -86,9 +95,9 @@ class SlotCache:
 class SlotKernel:
     """Attention of one forward pass: writes the new keys and values, then attends to all of each row's slot.
 
-    Row r of the pass is slot `first + r`; its new tokens stand at `positions_RQ`. A query at position p sees the
-    columns 0..p of its slot. Padded queries repeat the last position; what they write there is overwritten by the
-    real token because they are sent to the column behind all real ones.
+    Row r of the pass is slot `first + r`; its new tokens stand at `positions_RQ`. A query at position p sees
+    the columns 0..p of its slot. Padded queries repeat the last position; what they write there is
+    overwritten by the real token because they are sent to the column behind all real ones.
     """
 
     def __init__(self, cache: SlotCache, first: int, positions_RQ: Tensor, columns_RQ: Tensor) -> None:
@@ -103,7 +112,9 @@ class SlotKernel:
         self.bias_R1QC = bias_RQC.masked_fill_(~seen_RQC, float("-inf"))[:, None]
         self.bias_by_groups: dict[int, Tensor] = {}
 
-    def __call__(self, module: nn.Module, q_RHQD: Tensor, k_RKQD: Tensor, v_RKQD: Tensor, scaling: float) -> Tensor:
+    def __call__(
+        self, module: nn.Module, q_RHQD: Tensor, k_RKQD: Tensor, v_RKQD: Tensor, scaling: float
+    ) -> Tensor:
         """out_RHQD; `module.layer_idx` says which layer of the cache is meant."""
         layer = module.layer_idx
         assert isinstance(layer, int)
@@ -114,11 +125,12 @@ class SlotKernel:
         R, H, Q, D = q_RHQD.shape
         K = k_RKQD.shape[1]
         groups = H // K
-        # The query heads of one key-value head are rows of one product, so keys are read once for all of them.
+        # The query heads of one key-value head are rows of one product, so keys are read once for all of
+        # them.
         out_RKGD = nn.functional.scaled_dot_product_attention(
             q_RHQD.reshape(R, K, groups * Q, D),
-            keys_RKCD[self.rows, :, :self.num_columns],
-            values_RKCD[self.rows, :, :self.num_columns],
+            keys_RKCD[self.rows, :, : self.num_columns],
+            values_RKCD[self.rows, :, : self.num_columns],
             attn_mask=self._bias(groups),
             scale=scaling,
         )
@@ -142,7 +154,8 @@ class _Entry:
 
 
 class PrefixStore:
-    """Keys and values of recent sequences, found by the longest shared prefix of token ids; used by one thread."""
+    """Keys and values of recent sequences, found by the longest shared prefix of token ids; used by one
+    thread."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -176,11 +189,6 @@ class PrefixStore:
             return (length, entry.keys_LKCD, entry.values_LKCD) if length else None
         return None
 
-    def covers(self, ids: IntArray) -> bool:
-        """Whether a stored sequence begins with all whole blocks of `ids` and nothing would be gained by adding it."""
-        found = self.longest(ids)
-        return found is not None and found[0] >= len(ids) - 1
-
     def add(self, ids: IntArray, keys_LKCD: Tensor, values_LKCD: Tensor) -> None:
         """Store a sequence; the least recently used ones go when the bound in bytes is met."""
         num_bytes = keys_LKCD.nbytes + values_LKCD.nbytes
@@ -206,7 +214,8 @@ class PrefixStore:
             del self._by_block[key]
         if not orphans:
             return
-        # Another entry may share these blocks; without this a shared system prompt would be lost with its last user.
+        # Another entry may share these blocks; without this a shared system prompt would be lost with its
+        # last user.
         wanted = set(orphans)
         for other_name, other in self._entries.items():
             for key in wanted.intersection(other.block_keys):
@@ -219,6 +228,6 @@ def _block_keys(ids: IntArray) -> list[bytes]:
     keys = []
     raw = np.ascontiguousarray(ids, np.int64)
     for end in range(MATCH_BLOCK, len(raw) + 1, MATCH_BLOCK):
-        running.update(raw[end - MATCH_BLOCK:end].tobytes())
+        running.update(raw[end - MATCH_BLOCK : end].tobytes())
         keys.append(running.copy().digest())
     return keys

@@ -1,8 +1,8 @@
 """Conversations become ids by the model's chat template, and by nothing else.
 
-Promises: the ids are those of the rendered text without added special tokens; what cannot be rendered exactly is
-refused with a 400 that names it (images, unknown roles, forced tool calls). A template that ignores tools gets them
-Hermes-style in the system message; the `rendering` of the prompt says so and its hash differs.
+Promises: the ids are those of the rendered text without added special tokens; what cannot be rendered exactly
+is refused with a 400 that names it (images, unknown roles, forced tool calls). A template that ignores tools
+gets them Hermes-style in the system message; the `rendering` of the prompt says so and its hash differs.
 `encode_demo` cuts a conversation exactly where generation would have begun. Roles are not mapped here.
 """
 
@@ -67,7 +67,7 @@ class ChatFormat:
             return False
 
     def encode(
-        self, messages: Sequence[Any], tools: Sequence[Message] | None = None, tool_choice: Any = None
+        self, messages: Any, tools: Sequence[Message] | None = None, tool_choice: Any = None
     ) -> ChatPrompt:
         """The prompt for the next assistant turn. Raises RequestRefused."""
         check_tool_choice(tool_choice, tools)
@@ -76,10 +76,12 @@ class ChatFormat:
         return ChatPrompt(self.loaded.encode(text), self._hash(rendering, tools), rendering)
 
     def encode_demo(self, messages: Sequence[Message]) -> tuple[list[int], int]:
-        """(ids, prompt_len): ids[:prompt_len] is what generation would have read, the rest the last assistant turn.
+        """(ids, prompt_len): ids[:prompt_len] is what generation would have read, the rest the last assistant
+        turn.
 
-        The turn ends with the token that ends a generation. Raises ModelUnusable if the template renders a finished
-        conversation with another beginning, RequestRefused if the conversation does not end with the assistant.
+        The turn ends with the token that ends a generation. Raises ModelUnusable if the template renders a
+        finished conversation with another beginning, RequestRefused if the conversation does not end with the
+        assistant.
         """
         checked = check_messages(messages)
         if len(checked) < 2 or checked[-1]["role"] != "assistant":
@@ -92,17 +94,17 @@ class ChatFormat:
         whole, _ = self._render(checked, None, add_generation_prompt=False)
         if not whole.startswith(asked):
             raise ModelUnusable(
-                f"the chat template of {self.loaded.source} renders a finished conversation with another beginning "
-                f"than the prompt of its last turn, so demonstrations cannot be cut; prompt: {asked!r}; "
-                f"whole: {whole!r}; set policies.NAME.chat_template to one that only appends"
+                f"the chat template of {self.loaded.source} renders a finished conversation with another "
+                f"beginning than the prompt of its last turn, so demonstrations cannot be cut; "
+                f"prompt: {asked!r}; whole: {whole!r}; set policies.NAME.chat_template to one that only appends"
             )
         # Encoded apart: generation never lets a token cross from the prompt into the answer.
         prompt, turn = self.loaded.encode(asked), self.loaded.encode(whole[len(asked) :])
         end = next((i for i, token in enumerate(turn) if token in self.loaded.eos_ids), None)
         if end is None or self.loaded.decode(turn[end + 1 :]).strip():
             raise ModelUnusable(
-                f"the chat template of {self.loaded.source} does not end the last assistant turn with one end token "
-                f"(ids {list(self.loaded.eos_ids)}); prompt: {asked!r}; whole: {whole!r}"
+                f"the chat template of {self.loaded.source} does not end the last assistant turn with one "
+                f"end token (ids {list(self.loaded.eos_ids)}); prompt: {asked!r}; whole: {whole!r}"
             )
         return prompt + turn[: end + 1], len(prompt)
 
@@ -117,14 +119,19 @@ class ChatFormat:
             text = self.loaded.render(messages, tools=tools, add_generation_prompt=add_generation_prompt)
         except (TemplateError, TypeError, KeyError, ValueError) as error:
             raise RequestRefused(
-                f"the chat template of {self.loaded.source} cannot render these messages: {error}; change the "
-                "messages or policies.NAME.chat_template",
+                f"the chat template of {self.loaded.source} cannot render these messages: {error}; change "
+                "the messages or policies.NAME.chat_template",
                 field="messages",
             ) from error
         return text, rendering
 
     def _hash(self, rendering: str, tools: Sequence[Message] | None) -> str:
-        facts = [self.loaded.chat_template, rendering, HERMES if rendering == "hermes" else "", list(tools or ())]
+        facts = [
+            self.loaded.chat_template,
+            rendering,
+            HERMES if rendering == "hermes" else "",
+            list(tools or ()),
+        ]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -134,7 +141,8 @@ def check_tool_choice(tool_choice: Any, tools: Sequence[Message] | None) -> None
         return
     if isinstance(tool_choice, dict) or tool_choice == "required":
         raise RequestRefused(
-            f"tool_choice {json.dumps(tool_choice)} forces a call, which this engine cannot guarantee; use 'auto'",
+            f"tool_choice {json.dumps(tool_choice)} forces a call, which this engine cannot guarantee; "
+            "use 'auto'",
             field="tool_choice",
         )
     raise RequestRefused(f"tool_choice {tool_choice!r} is unknown; use 'auto' or 'none'", field="tool_choice")
@@ -152,10 +160,14 @@ def _check_message(message: Any, where: str) -> dict[str, Any]:
         raise RequestRefused(f"{where} is {type(message).__name__}, not an object", field=where)
     role = message.get("role")
     if role not in ROLES:
-        raise RequestRefused(f"{where}.role is {role!r}; known here: {', '.join(ROLES)}", field=f"{where}.role")
+        raise RequestRefused(
+            f"{where}.role is {role!r}; known here: {', '.join(ROLES)}", field=f"{where}.role"
+        )
     unknown = [key for key, value in message.items() if key not in _KEYS and value not in (None, [], {})]
     if unknown:
-        raise RequestRefused(f"{where}.{unknown[0]} is not supported; leave it out", field=f"{where}.{unknown[0]}")
+        raise RequestRefused(
+            f"{where}.{unknown[0]} is not supported; leave it out", field=f"{where}.{unknown[0]}"
+        )
     out = {key: message[key] for key in _KEYS if message.get(key) is not None}
     calls = message.get("tool_calls") or []
     content = message.get("content")
@@ -176,7 +188,9 @@ def _text(content: Any, where: str) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise RequestRefused(f"{where} is {type(content).__name__}; send a string or a list of parts", field=where)
+        raise RequestRefused(
+            f"{where} is {type(content).__name__}; send a string or a list of parts", field=where
+        )
     texts = []
     for i, part in enumerate(content):
         kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
@@ -203,7 +217,9 @@ def _check_call(call: Any, where: str) -> dict[str, Any]:
                 f"{where}.function.arguments is not JSON: {error}", field=f"{where}.function.arguments"
             ) from None
     if not isinstance(arguments, dict):
-        raise RequestRefused(f"{where}.function.arguments is no JSON object", field=f"{where}.function.arguments")
+        raise RequestRefused(
+            f"{where}.function.arguments is no JSON object", field=f"{where}.function.arguments"
+        )
     return {
         "id": call.get("id"),
         "type": "function",
@@ -226,7 +242,9 @@ def to_hermes(messages: Sequence[Message], tools: Sequence[Message]) -> list[dic
         blocks = [message["content"]] if message["content"] else []
         for call in message.get("tool_calls", ()):
             function = call["function"]
-            text = json.dumps({"name": function["name"], "arguments": function["arguments"]}, ensure_ascii=False)
+            text = json.dumps(
+                {"name": function["name"], "arguments": function["arguments"]}, ensure_ascii=False
+            )
             blocks.append(f"{OPEN}\n{text}\n{CLOSE}")
         out.append({"role": message["role"], "content": "\n".join(blocks)})
     if tools:

@@ -108,6 +108,19 @@ def load(folder: Path, loaded: LoadedModel, trainer: Trainer | None = None) -> N
     loaded.refresh()
 
 
+def forget_state(folder: Path) -> None:
+    """Delete what only a resumed run needs (two thirds of the bytes); the weights stay a valid checkpoint."""
+    path = folder / MANIFEST
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+    if manifest["sha256"].pop(STATE, None) is None:
+        return
+    manifest["num_steps"] = None
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+    temporary.replace(path)  # first the promise, then the file: a crash between leaves an unused file
+    (folder / STATE).unlink(missing_ok=True)
+
+
 def merge(loaded: LoadedModel, folder: Path) -> None:
     """Write a LoRA model as plain full weights that need no adapter. The model in memory is unchanged."""
     assert loaded.lora is not None, "there is no adapter to merge"

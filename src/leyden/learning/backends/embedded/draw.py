@@ -1,8 +1,9 @@
 """One token per row from a row of logits, and the log-probability it was drawn with.
 
-A row's token depends on its own logits, parameters and uniform number only: not on who else is in the batch. The
-log-probability is that of the distribution drawn from: after temperature, top_k and top_p, in float32. A greedy row
-(temperature 0) takes the arg max and reports the log-probability under temperature 1 without any cut.
+A row's token depends on its own logits, parameters and uniform number only: not on who else is in the batch.
+The log-probability is that of the distribution drawn from: after temperature, top_k and top_p, in float32. A
+greedy row (temperature 0) takes the arg max and reports the log-probability under temperature 1 without any
+cut.
 
     B rows   V vocabulary   N blocks of W tokens
 """
@@ -29,7 +30,8 @@ class Draw:
 
 
 def draw(logits_BV: Tensor, rows: Sequence[Draw], uniforms: Sequence[float]) -> tuple[list[int], list[float]]:
-    """(token, log-probability) of each row by inversion of the cumulative distribution at `uniforms` in [0, 1)."""
+    """(token, log-probability) of each row by inversion of the cumulative distribution at `uniforms` in [0,
+    1)."""
     logits_BV = logits_BV.float()
     temperatures = [row.temperature or 1.0 for row in rows]
     if any(t != 1.0 for t in temperatures):
@@ -53,15 +55,18 @@ def draw(logits_BV: Tensor, rows: Sequence[Draw], uniforms: Sequence[float]) -> 
 
 def _invert(p_BV: Tensor, uniforms: Sequence[float]) -> Tensor:
     """The first token whose cumulative probability exceeds the uniform number times the total."""
-    # In two levels, because a running sum over a whole vocabulary is serial: 20 ms a step for 32 rows of 49152 on one
-    # core, against 3 ms so. Float64: in float32 the tail would fall below the spacing of numbers near 1.
+    # In two levels, because a running sum over a whole vocabulary is serial: 20 ms a step for 32 rows of
+    # 49152 on one core, against 3 ms so. Float64: in float32 the tail would fall below the spacing of numbers
+    # near 1.
     B, V = p_BV.shape
     p_BNW = nn.functional.pad(p_BV, (0, -V % _BLOCK)).reshape(B, -1, _BLOCK)
     cumulative_BN = p_BNW.sum(-1, dtype=torch.float64).cumsum(-1)
     total_B1 = cumulative_BN[:, -1:]
     target_B1 = torch.tensor(uniforms, dtype=torch.float64, device=p_BV.device)[:, None] * total_B1
     block_B1 = torch.searchsorted(cumulative_BN, _below(target_B1, total_B1), right=True)
-    inside_BW = p_BNW.gather(1, block_B1[:, :, None].expand(-1, -1, _BLOCK))[:, 0].cumsum(-1, dtype=torch.float64)
+    inside_BW = p_BNW.gather(1, block_B1[:, :, None].expand(-1, -1, _BLOCK))[:, 0].cumsum(
+        -1, dtype=torch.float64
+    )
     before_B1 = nn.functional.pad(cumulative_BN, (1, 0)).gather(-1, block_B1)
     rest_B1 = _below(target_B1 - before_B1, inside_BW[:, -1:])
     return (block_B1 * _BLOCK + torch.searchsorted(inside_BW, rest_B1, right=True))[:, 0]

@@ -12,6 +12,7 @@ consequence: lengths say what is real.
 
 import hashlib
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -372,8 +373,10 @@ def _add_lora(causal: PreTrainedModel, lora: LoraConfig, source: str, seed: int)
     peft_config = PeftConfig(
         task_type=TaskType.CAUSAL_LM, r=lora.rank, lora_alpha=lora.alpha, lora_dropout=0.0, target_modules=targets
     )
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         torch.manual_seed(seed)
+        # peft 0.21 asks transformers 5.24 for an attribute that has been renamed; nothing here can change that.
+        warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)
         try:
             model = get_peft_model(causal, peft_config)  # type: ignore[arg-type]
         except ValueError as error:

@@ -1,8 +1,8 @@
 """The embedded engine over loopback HTTP: Starlette on uvicorn in a background thread, in vLLM's wire format.
 
-Promises: a random bearer key; a model name other than the version served now is a 404, so stale weights can never
-answer; usage is exact; a client that goes away frees its slots at the next step; a stream carries what a step gave,
-not one task per token. It binds to 127.0.0.1 only. `/health` needs no key.
+Promises: a random bearer key; a model name other than the version served now is a 404, so stale weights can
+never answer; usage is exact; a client that goes away frees its slots at the next step; a stream carries what
+a step gave, not one task per token. It binds to 127.0.0.1 only. `/health` needs no key.
 """
 
 import asyncio
@@ -25,7 +25,8 @@ from starlette.routing import Route
 
 from leyden.base.errors import LearningError, LeydenError, RequestRefused
 from leyden.learning.backends.embedded.chat import ChatFormat
-from leyden.learning.backends.embedded.sampler import Delta, Sampler, SamplingRequest, Ticket
+from leyden.learning.backends.embedded.requests import Delta, SamplingRequest, Ticket
+from leyden.learning.backends.embedded.sampler import Sampler
 from leyden.learning.backends.embedded.tools import ToolStream
 from leyden.learning.backends.embedded.wire import Answer, Piece, Wishes, error_body, read
 
@@ -128,7 +129,9 @@ class EngineServer:
         deadline = time.monotonic() + START_TIMEOUT_S
         while not self._server.started:
             if not self._thread.is_alive() or time.monotonic() > deadline:
-                raise LearningError(f"the embedded engine did not listen on 127.0.0.1 within {START_TIMEOUT_S:.0f} s")
+                raise LearningError(
+                    f"the embedded engine did not listen on 127.0.0.1 within {START_TIMEOUT_S:.0f} s"
+                )
             time.sleep(0.005)
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         return self.url
@@ -158,7 +161,9 @@ class EngineServer:
         async def guarded(request: Request) -> Response:
             given = request.headers.get("authorization", "")
             if not hmac.compare_digest(given.encode(), f"Bearer {self.key}".encode()):
-                return _refuse(RequestRefused("the key is missing or wrong", status=401, kind="invalid_api_key"))
+                return _refuse(
+                    RequestRefused("the key is missing or wrong", status=401, kind="invalid_api_key")
+                )
             try:
                 return await handler(request)
             except RequestRefused as error:
@@ -190,7 +195,8 @@ class EngineServer:
         tools, choice = body.get("tools") or None, body.get("tool_choice")
         if tools is not None and not (isinstance(tools, list) and all(isinstance(t, dict) for t in tools)):
             raise RequestRefused("tools must be a list of objects", field="tools")
-        # Rendering and encoding a long conversation takes milliseconds, in which other clients should be heard.
+        # Rendering and encoding a long conversation takes milliseconds, in which other clients should be
+        # heard.
         prompt = await asyncio.to_thread(self.chat.encode, body.get("messages"), tools, choice)
         headers = {"x-leyden-template": prompt.template_hash, "x-leyden-rendering": prompt.rendering}
         parser = self.tool_parser if tools and choice != "none" else "none"
@@ -248,11 +254,17 @@ class EngineServer:
         requests = [make(ids) for ids in prompts]
         num_choices = sum(r.num_choices for r in requests)
         if num_choices > MAX_CHOICES:
-            raise RequestRefused(f"{num_choices} choices are more than {MAX_CHOICES}; send fewer prompts", field="n")
-        job = _Job(Answer(wishes, body["model"], prompts, self._token_text), requests, num_choices, parser, headers)
+            raise RequestRefused(
+                f"{num_choices} choices are more than {MAX_CHOICES}; send fewer prompts", field="n"
+            )
+        job = _Job(
+            Answer(wishes, body["model"], prompts, self._token_text), requests, num_choices, parser, headers
+        )
         mailbox = self._send(job)
         if wishes.stream:
-            return StreamingResponse(self._stream(job, mailbox), media_type="text/event-stream", headers=headers)
+            return StreamingResponse(
+                self._stream(job, mailbox), media_type="text/event-stream", headers=headers
+            )
         return await self._whole(request, job, mailbox)
 
     def _send(self, job: _Job) -> _Mailbox:
@@ -304,7 +316,7 @@ class EngineServer:
             while num_open:
                 await mailbox.ready.wait()
                 mailbox.ready.clear()
-                events = []
+                events: list[bytes] = []
                 while mailbox.deltas:
                     delta = mailbox.deltas.popleft()
                     if delta.error is not None:
@@ -324,8 +336,8 @@ class EngineServer:
 
     def _piece(self, delta: Delta, tools: ToolStream) -> Piece:
         parsed = tools.push(delta.text)
-        piece = Piece(delta.choice, parsed.content, parsed.calls, delta.ids, delta.logprobs, delta.finish_reason,
-                      delta.stop_reason)  # fmt: skip
+        piece = Piece(delta.choice, parsed.content, parsed.calls, delta.ids, delta.logprobs)
+        piece.finish_reason, piece.stop_reason = delta.finish_reason, delta.stop_reason
         if delta.finish_reason is not None:
             piece.text += tools.finish().content
             self.num_malformed_tool_calls += tools.num_malformed

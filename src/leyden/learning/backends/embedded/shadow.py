@@ -1,10 +1,10 @@
 """What the sampler computes with: the modules of the trained model, with linear layers made for decoding.
 
-The parameters stay those of the trained model: the clone shares every parameter object. In float32 nothing else is
-needed. In bfloat16 the sampler reads a bfloat16 shadow of the shared parameters: the copies that `precision` keeps
-for the trainer, packed once in the order that the CPU's kernels want. `refresh` renews it after every change of the
-weights. Norms, embeddings and the residual stream stay float32, as for the trainer, so that both compute the same
-numbers. It does not train: no gradient passes.
+The parameters stay those of the trained model: the clone shares every parameter object. In float32 nothing
+else is needed. In bfloat16 the sampler reads a bfloat16 shadow of the shared parameters: the copies that
+`precision` keeps for the trainer, packed once in the order that the CPU's kernels want. `refresh` renews it
+after every change of the weights. Norms, embeddings and the residual stream stay float32, as for the trainer,
+so that both compute the same numbers. It does not train: no gradient passes.
 """
 
 import copy
@@ -15,13 +15,15 @@ from torch import Tensor, nn
 
 from leyden.learning.backends.embedded.precision import LOW, LowLinear
 
-# oneDNN keeps the weights of AMX and AVX-512 kernels in a blocked order and reorders a plain tensor at every call.
-# Packing once saves 10 of 30 ms per decode step of 32 rows on a 135M model (two cores); the results are equal.
+# oneDNN keeps the weights of AMX and AVX-512 kernels in a blocked order and reorders a plain tensor at every
+# call. Packing once saves 10 of 30 ms per decode step of 32 rows on a 135M model (two cores); the results are
+# equal.
 _PACKED_BATCH = 32
 
 
 class ShadowLinear(nn.Module):
-    """A linear layer that computes in bfloat16 with a copy of its source's weight. Input of any float type."""
+    """A linear layer that computes in bfloat16 with a copy of its source's weight. Input of any float
+    type."""
 
     packed: Tensor | None
     plain: Tensor | None
@@ -51,11 +53,16 @@ class ShadowLinear(nn.Module):
     def refresh(self) -> None:
         """Take the weights that the source has now."""
         weight = self.__dict__["source"].low_weight()
+        self._taken = (self.weight.data_ptr(), self.weight._version)
         self.bias_shadow = None if self.bias is None else self.bias.detach().to(LOW)
         if packing_works() and weight.device.type == "cpu":
             self.packed, self.plain = torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_BATCH), None
         else:
             self.packed, self.plain = None, weight
+
+    def is_stale(self) -> bool:
+        """Whether the source has changed since `refresh`."""
+        return self._taken != (self.weight.data_ptr(), self.weight._version)
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., in_features) -> (..., out_features) in bfloat16."""
@@ -78,7 +85,9 @@ def packing_works() -> bool:
             x, w = torch.randn(3, 32).bfloat16(), torch.randn(48, 32).bfloat16()
             packed = torch.ops.mkldnn._reorder_linear_weight(w, _PACKED_BATCH)
             out = torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
-            _packing = bool(torch.allclose(out.float(), nn.functional.linear(x, w).float(), atol=0.1, rtol=0.02))
+            _packing = bool(
+                torch.allclose(out.float(), nn.functional.linear(x, w).float(), atol=0.1, rtol=0.02)
+            )
         except (AttributeError, RuntimeError, NotImplementedError):
             # The operators are not part of torch's public interface: without them plain weights are used.
             _packing = False
@@ -87,7 +96,7 @@ def packing_works() -> bool:
 
 def shadow_of(model: nn.Module) -> nn.Module:
     """A clone of the module tree that shares all parameters; every `LowLinear` is a `ShadowLinear` in it."""
-    return _clone(model, {})
+    return _clone(model, {}, {})
 
 
 def refresh(shadow: nn.Module) -> None:
@@ -98,7 +107,12 @@ def refresh(shadow: nn.Module) -> None:
                 module.refresh()
 
 
-def _clone(module: nn.Module, seen: dict[int, nn.Module]) -> nn.Module:
+def stale(shadow: nn.Module) -> int:
+    """Layers whose copy was made before the last change of their source."""
+    return sum(m.is_stale() for m in shadow.modules() if isinstance(m, ShadowLinear))
+
+
+def _clone(module: nn.Module, seen: dict[int, nn.Module], configs: dict[int, Any]) -> nn.Module:
     if id(module) in seen:
         return seen[id(module)]
     twin: nn.Module
@@ -107,17 +121,25 @@ def _clone(module: nn.Module, seen: dict[int, nn.Module]) -> nn.Module:
     else:
         twin = copy.copy(module)
         state: dict[str, Any] = twin.__dict__
-        # _parameters and _buffers stay the very same dictionaries: an update, or a parameter put in anew, is seen.
+        # _parameters and _buffers stay the very same dictionaries: an update, or a parameter put in anew, is
+        # seen.
         state["_modules"] = {
-            name: None if child is None else _clone(child, seen) for name, child in module._modules.items()
+            name: None if child is None else _clone(child, seen, configs)
+            for name, child in module._modules.items()
         }
+        config = state.get("config")
+        if config is not None:
+            # One copy for the whole clone: saving a checkpoint changes the original's attention name for a
+            # moment.
+            state["config"] = configs.setdefault(id(config), copy.copy(config))
     seen[id(module)] = twin
     twin.training = False
     return twin
 
 
 def needs_autocast(model: nn.Module) -> bool:
-    """Whether products happen outside linear layers (experts stored as one tensor), which autocast has to lower."""
+    """Whether products happen outside linear layers (experts stored as one tensor), which autocast has to
+    lower."""
     covered = {
         id(p)
         for module in model.modules()

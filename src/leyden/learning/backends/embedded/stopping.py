@@ -1,8 +1,8 @@
 """From sampled ids to text: incremental, never a broken character, and cut at stop strings.
 
-`TextStream` gets the ids of one choice as they are sampled. What it gives out, joined, is the text of all its ids
-(special tokens left out), up to the first stop string. Text that may yet become part of a stop string, or a character
-whose bytes are not complete, is held back until it is decided. The ids are never changed.
+`TextStream` gets the ids of one choice as they are sampled. What it gives out, joined, is the text of all its
+ids (special tokens left out), up to the first stop string. Text that may yet become part of a stop string, or
+a character whose bytes are not complete, is held back until it is decided. The ids are never changed.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,13 +33,14 @@ class TextStream:
         if self.matched is not None:
             return ""
         self._ids.extend(ids)
-        # The piece starts before the unread ids because many decoders treat the first id of a text differently.
-        before = self._decode(self._ids[self._start:self._read])
-        after = self._decode(self._ids[self._start:])
+        # The piece starts before the unread ids because many decoders treat the first id of a text
+        # differently.
+        before = self._decode(self._ids[self._start : self._read])
+        after = self._decode(self._ids[self._start :])
         late = after.endswith(_INCOMPLETE) and len(self._ids) - self._read < _MAX_HELD_TOKENS
         if late or not after.startswith(before):
             return ""
-        self._held += after[len(before):]
+        self._held += after[len(before) :]
         self._start, self._read = self._read, len(self._ids)
         return self._release(final=False)
 
@@ -47,9 +48,9 @@ class TextStream:
         """No more ids: everything that is still held back."""
         if self.matched is not None:
             return ""
-        before = self._decode(self._ids[self._start:self._read])
-        after = self._decode(self._ids[self._start:])
-        self._held += after[len(before):]
+        before = self._decode(self._ids[self._start : self._read])
+        after = self._decode(self._ids[self._start :])
+        self._held += after[len(before) :]
         self._start, self._read = self._read, len(self._ids)
         return self._release(final=True)
 

@@ -4,15 +4,15 @@
     qwen     the same JSON style under the name that its users look for
     none     no parsing; everything is text
 
-Text is never lost: a block whose JSON is malformed, or that is never closed, stays text with its tags and is counted.
-White space around blocks that would be the only content is left out of the content (the ids keep it).
+Text is never lost: a block whose JSON is malformed, or that is never closed, stays text with its tags and is
+counted. White space around blocks that would be the only content is left out of the content (the ids keep
+it).
 """
 
 import json
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from leyden.base.errors import ConfigError
 

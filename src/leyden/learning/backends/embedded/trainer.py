@@ -223,6 +223,8 @@ class Trainer:
             for group in self.optimizer.param_groups:
                 group["lr"] = objective.learning_rate
             self.optimizer.step()
+            # The fused AdamW writes without raising version counters (torch 2.13), so nobody else would notice.
+            self.loaded.refresh()
             self.optimizer.zero_grad(set_to_none=True)
         self.num_steps += 1
         tally.num_steps += 1

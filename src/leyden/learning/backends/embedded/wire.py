@@ -1,8 +1,9 @@
-"""The wire format of vLLM's OpenAI server: request bodies in, answers and chunks out. Pure; no HTTP, no model.
+"""The wire format of vLLM's OpenAI server: request bodies in, answers and chunks out. Pure; no HTTP, no
+model.
 
-A field that cannot be honoured exactly is refused with a 400 that names it. Fields whose value changes nothing
-(`penalty: 0`) are taken. `return_token_ids` gives `prompt_token_ids` (chat: beside `choices`, in a stream in the first
-chunk; completions: in each choice) and `token_ids` of each choice or chunk.
+A field that cannot be honoured exactly is refused with a 400 that names it. Fields whose value changes
+nothing (`penalty: 0`) are taken. `return_token_ids` gives `prompt_token_ids` (chat: beside `choices`, in a
+stream in the first chunk; completions: in each choice) and `token_ids` of each choice or chunk.
 """
 
 import time
@@ -12,10 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from leyden.base.errors import RequestRefused
-from leyden.learning.backends.embedded.sampler import SamplingRequest
+from leyden.learning.backends.embedded.requests import SamplingRequest
 from leyden.learning.backends.embedded.tools import ToolCall
 
 Body = dict[str, Any]
+MIN_TEMPERATURE = 1e-3
+"""Smallest above 0: logits divided by less leave the range in which float32 tells tokens apart."""
 
 # Values that change nothing; any other value of these fields is refused. None is always one of them.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -39,8 +42,21 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "response_format": ({"type": "text"},),
     "user": (),
 }
-_BOTH = ("model", "max_tokens", "temperature", "top_p", "top_k", "seed", "n", "stop", "stop_token_ids", "stream",
-         "stream_options", "logprobs", "return_token_ids")  # fmt: skip
+_BOTH = (
+    *(
+        "model",
+        "max_tokens",
+        "temperature",
+        "top_p",
+        "top_k",
+        "seed",
+        "n",
+        "stop",
+        "stop_token_ids",
+        "stream",
+    ),
+    *("stream_options", "logprobs", "return_token_ids"),
+)
 _CHAT = (*_BOTH, "messages", "tools", "tool_choice", "max_completion_tokens")
 _TEXT = (*_BOTH, "prompt")
 
@@ -68,11 +84,15 @@ def read(
     if not isinstance(options, dict) or set(options) - {"include_usage", "continuous_usage_stats"}:
         raise RequestRefused(f"stream_options {options!r} is not supported", field="stream_options")
     if options.get("continuous_usage_stats"):
-        raise RequestRefused("continuous_usage_stats is not supported", field="stream_options.continuous_usage_stats")
+        raise RequestRefused(
+            "continuous_usage_stats is not supported", field="stream_options.continuous_usage_stats"
+        )
     if options and not stream:
         raise RequestRefused("stream_options is only for stream = true; leave it out", field="stream_options")
     logprobs = _flag(body, "logprobs") if chat else _integer(body, "logprobs", 0, 1, -1) >= 0
-    wishes = Wishes(chat, stream, bool(options.get("include_usage")), logprobs, _flag(body, "return_token_ids"))
+    wishes = Wishes(
+        chat, stream, bool(options.get("include_usage")), logprobs, _flag(body, "return_token_ids")
+    )
     longest = max_tokens_of(body, default_max_tokens)
     stop = body.get("stop")
     stops = [] if stop is None else [stop] if isinstance(stop, str) else stop
@@ -95,6 +115,11 @@ def read(
         "stream": stream,
         "version": version,
     }
+    if 0 < settings["temperature"] < MIN_TEMPERATURE:
+        raise RequestRefused(
+            f"temperature {settings['temperature']!r} is below {MIN_TEMPERATURE} but not 0; use 0 for greedy",
+            field="temperature",
+        )
     if settings["top_p"] == 0.0:
         raise RequestRefused("top_p is 0, which keeps no token; use temperature 0 for greedy", field="top_p")
     return wishes, lambda ids: SamplingRequest(prompt_ids=ids, **settings)
@@ -118,7 +143,8 @@ def _check_fields(body: Mapping[str, Any], known: Sequence[str]) -> None:
             raise RequestRefused(f"{name} is not supported by this engine; leave it out", field=name)
         if not any(value == v and isinstance(value, bool) == isinstance(v, bool) for v in neutral):
             raise RequestRefused(
-                f"{name} = {value!r} cannot be honoured by this engine; leave it out or send {neutral[0]!r}", field=name
+                f"{name} = {value!r} cannot be honoured by this engine; leave it out or send {neutral[0]!r}",
+                field=name,
             )
 
 
@@ -255,7 +281,11 @@ class Answer:
         return self.prompts[index // (num_choices // len(self.prompts))]
 
     def _choice(self, piece: Piece) -> Body:
-        choice: Body = {"index": piece.index, "finish_reason": piece.finish_reason, "stop_reason": piece.stop_reason}
+        choice: Body = {
+            "index": piece.index,
+            "finish_reason": piece.finish_reason,
+            "stop_reason": piece.stop_reason,
+        }
         choice["logprobs"] = self._logprobs(piece) if self.wishes.logprobs else None
         if self.wishes.token_ids:
             choice["token_ids"] = list(piece.ids)

@@ -1,5 +1,5 @@
-# ruff: noqa: N999
-"""First revision: every table of the schema, spelled out so that later changes of `schema` do not reach back."""
+"""First revision: every table of the schema, spelled out so that later changes of `schema` do not reach
+back."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -10,7 +10,7 @@ branch_labels = None
 depends_on = None
 
 
-def upgrade() -> None:  # noqa: PLR0915
+def upgrade() -> None:
     """Create the tables. Longer than a function should be: it is a list."""
     op.create_table(
         "attempts",
