@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from leyden.base import stats
 from leyden.base.config import Config
 from leyden.base.errors import LearningError
 from leyden.base.records import Outcome, PolicyVersion, Rollout, RolloutState, Task, Trace, Verdict
@@ -28,6 +27,7 @@ from leyden.learning.credit import Credit, apply_credit, credit_groups
 from leyden.release import evaluation, gate, holdout
 from leyden.runner.outcome import policies
 from leyden.store import aio, ledger, queue
+from leyden.step_report import step_report, update_numbers
 from leyden.store.base import Store
 from leyden.traces.assemble import Assembly, OutcomePolicy, assemble
 from leyden.traces.reader import Reader
@@ -123,17 +123,17 @@ async def improve(house: House) -> Improvement:
     learn = house.config.learn
     judged: dict[str, evaluation.Evaluation] = {}
     if house.holdout_tasks:
-        judged["base"] = await evaluate(house, "base", house.base_version, house.holdout_tasks)
+        judged["base"] = await evaluate_once(house, "base", house.base_version)
     if house.config.sft:
         await imitate(house)
         if house.holdout_tasks and learn.steps:
-            judged["sft"] = await evaluate(house, "sft", house.sft_version, house.holdout_tasks)
+            judged["sft"] = await evaluate_once(house, "sft", house.sft_version)
     for step in range(house.done_steps, learn.steps):
         await reinforce_once(house, step)
         if learn.eval_every and house.val_tasks and (step + 1) % learn.eval_every == 0:
             await evaluate(house, f"val-{step + 1}", house.backend.version, house.val_tasks)
     if house.holdout_tasks and house.backend.version != house.base_version:
-        judged["final"] = await evaluate(house, "final", house.backend.version, house.holdout_tasks)
+        judged["final"] = await evaluate_once(house, "final", house.backend.version)
     verdicts: dict[str, Verdict] = {
         label: gate.compare(
             judged["final"], judged[label],
@@ -168,7 +168,9 @@ async def reinforce_once(house: House, step: int) -> dict[str, Any]:
     update = await _update(house, batches, _objective(house, step, algorithm), before + 1)
     house.progress.end()
     seconds = {"rollouts": collected - started, "update": time.time() - collected}
-    report = _step_report(house, step, traces, assembly, credit, update, seconds)
+    report = step_report(
+        house.config, step, house.backend.version, traces, assembly, credit, update, seconds
+    )
     await _record_step(house, "rl", step, before, report)
     if (step + 1) % learn.checkpoint_every == 0 or step + 1 == learn.steps:
         await checkpoint(house, stage="rl", step=step + 1, full=True)
@@ -186,25 +188,36 @@ async def imitate(house: House) -> None:
     assert len(batches) == house.sft_version - house.base_version
     house.progress.begin(f"imitating {len(house.demos)} demonstrations", len(batches))
     await house.services.hold()
-    for number, one in enumerate(batches):
-        house.stop_requested()
-        objective = Objective(
-            surrogate="nll",
-            importance_cap=0.0,
-            learning_rate=schedule.learning_rate_at(
-                number, len(batches), sft.schedule, sft.warmup_steps, sft.learning_rate
-            ),
-            grad_clip=house.config.learn.grad_clip,
-        )
-        before = house.backend.version
-        update = await asyncio.to_thread(house.backend.update, [one], objective, before + 1)
-        house.progress.advance(number + 1, f"loss {update.loss:.3f}")
-        report = {"loss": update.loss, "grad_norm": update.grad_norm, **_update_numbers(update)}
-        await _record_step(house, "sft", number, before, report)
-    await house.services.resume()
+    try:
+        for number, one in enumerate(batches):
+            house.stop_requested()
+            objective = Objective(
+                surrogate="nll",
+                importance_cap=0.0,
+                learning_rate=schedule.learning_rate_at(
+                    number, len(batches), sft.schedule, sft.warmup_steps, sft.learning_rate
+                ),
+                grad_clip=house.config.learn.grad_clip,
+            )
+            before = house.backend.version
+            update = await asyncio.to_thread(house.backend.update, [one], objective, before + 1)
+            house.progress.advance(number + 1, f"loss {update.loss:.3f}")
+            report = {"loss": update.loss, "grad_norm": update.grad_norm, **update_numbers(update)}
+            await _record_step(house, "sft", number, before, report)
+    finally:
+        await house.services.resume()
     house.progress.end()
     await checkpoint(house, stage="sft", step=0, full=True)
     house.sft_done = True
+
+
+async def evaluate_once(house: House, label: str, version: int) -> evaluation.Evaluation:
+    """The holdout evaluation of this run under `label`: made now, or read back when a resumed run has it already."""
+    stored = await aio.read(house.store, lambda c: ledger.evaluations(c, run_id=house.run_id))
+    for one in stored:
+        if one.label == label and one.version == version:
+            return evaluation.Evaluation.from_json(one.result)
+    return await evaluate(house, label, version, house.holdout_tasks)
 
 
 async def evaluate(
@@ -388,80 +401,6 @@ def _refuse_if_nothing_was_captured(phase: str, traces: Sequence[Trace]) -> None
         f"{phase}: none of {len(traces)} rollouts made a model call ({dict(causes)}). {detail}"
         + (f"\nEnd of the harness's standard error:\n{stderr}" if stderr else "")
     )
-
-
-def _step_report(
-    house: House,
-    step: int,
-    traces: Sequence[Trace],
-    assembly: Assembly,
-    credit: Credit,
-    update: UpdateReport,
-    seconds: Mapping[str, float],
-) -> dict[str, Any]:
-    rewards = [t.rollout.reward for t in traces if t.rollout.reward is not None]
-    clusters = [list(g.rewards) for g in credit.groups if g.rewards]
-    interval = stats.cluster_bootstrap(
-        clusters, level=house.config.eval.level, resamples=1000, seed=house.config.run.seed
-    )
-    success = evaluation.successes(traces, house.config)
-    sampled_tokens = [sum(call.num_sampled for call in t.calls) for t in traces]
-    return {
-        "step": step,
-        "version": house.backend.version,
-        "reward_mean": sum(rewards) / len(rewards) if rewards else None,
-        "reward_low": interval.low,
-        "reward_high": interval.high,
-        "success": sum(success) / len(success) if success else None,
-        "num_rollouts": len(traces),
-        "num_no_reward": len(traces) - len(rewards),
-        "outcomes": dict(Counter(str(t.rollout.outcome) for t in traces)),
-        "diagnoses": dict(Counter(t.attempt.diagnosis for t in traces if t.attempt.diagnosis)),
-        "conservation": {
-            "sampled": assembly.sampled,
-            "trained": assembly.trained,
-            "dropped": {str(reason): tokens for reason, tokens in assembly.dropped.items() if tokens},
-        },
-        "num_groups": credit.num_groups,
-        "num_zero_variance": len(credit.zero_variance_tasks),
-        "zero_variance_tasks": credit.zero_variance_tasks,
-        "num_singleton": credit.num_singletons,
-        "num_survivors": credit.num_survivors,
-        "group_successes": _group_successes(house, traces),
-        "tokens_per_rollout": sum(sampled_tokens) / len(sampled_tokens),
-        "calls_per_rollout": sum(len(t.calls) for t in traces) / len(traces),
-        "seconds": {**seconds, **{f"update_{k}": v for k, v in update.seconds.items()}},
-        **_update_numbers(update),
-    }
-
-
-def _group_successes(house: House, traces: Sequence[Trace]) -> list[tuple[str, list[float]]]:
-    """(task, 1.0 or 0.0 per rollout that counts) for each group, for the diagnosis of memorised and hopeless tasks."""
-    groups: dict[str, list[Trace]] = {}
-    for trace in traces:
-        groups.setdefault(trace.rollout.group_id or trace.rollout.id, []).append(trace)
-    return [
-        (group[0].rollout.task.id, [float(s) for s in evaluation.successes(group, house.config)])
-        for group in groups.values()
-    ]
-
-
-def _update_numbers(update: UpdateReport) -> dict[str, Any]:
-    return {
-        "loss": update.loss,
-        "grad_norm": update.grad_norm,
-        "kl": update.kl,
-        "entropy": update.entropy,
-        "clip_fraction": update.clip_fraction,
-        "importance_capped": update.importance_capped,
-        "gap_mean": update.gap_mean,
-        "gap_max": update.gap_max,
-        "num_labels": update.num_labels,
-        "num_forward_tokens": update.num_forward_tokens,
-        "num_sequence_tokens": update.num_sequence_tokens,
-        "token_ratio": update.num_sequence_tokens / max(1, update.num_forward_tokens),
-        "num_optimizer_steps": update.num_optimizer_steps,
-    }
 
 
 async def _record_step(house: House, stage: str, step: int, version_before: int, report: dict[str, Any]) -> None:

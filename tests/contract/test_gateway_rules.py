@@ -63,9 +63,13 @@ def test_an_attempt_key_can_neither_manage_nor_reward(room: Room) -> None:
     started = room.start()
     one = f"/api/rollouts/{started.rollout.id}"
     for method, path, body in (
-        ("POST", "/proxy/pause", {}), ("DELETE", one, None), ("PATCH", one, {}), ("GET", one + "/trace", None),
-        ("POST", "/api/models", []), ("GET", "/api/rollouts?state_in=running", None),
-    ):  # fmt: skip
+        ("POST", "/proxy/pause", {}),
+        ("DELETE", one, None),
+        ("PATCH", one, {}),
+        ("GET", one + "/trace", None),
+        ("POST", "/api/models", []),
+        ("GET", "/api/rollouts?state_in=running", None),
+    ):
         assert room.request(method, path, body, key=started.token).status == 403, (method, path)
     rewards = f"{one}/attempts/{started.attempt.id}/rewards"
     answer = room.request("POST", rewards, {"name": "correct", "value": 1.0}, key=started.token)

@@ -57,7 +57,7 @@ class HarnessConfig(_Section):
     workspace: str = ""
     """Template folder that is copied for each attempt; empty means an empty folder."""
     keep_workspaces: bool = False
-    """Keep the folders of attempts under the run folder."""
+    """Keep the folders of attempts, in `workspaces` below `run.dir`."""
     memory_bytes: int = Field(0, ge=0)
     """Limit on the address space of the harness; 0 is none."""
     output_bytes: int = Field(65536, ge=1024)
@@ -94,7 +94,7 @@ class LoraConfig(_Section):
 
 
 class SamplingConfig(_Section):
-    """Sampling parameters: `[policies.NAME.sampling]` and `[policies.NAME.eval]`"""
+    """`[policies.NAME.sampling]`"""
 
     temperature: float = Field(1.0, ge=0)
     """0 is greedy, which cannot be trained on by RL."""
@@ -102,6 +102,13 @@ class SamplingConfig(_Section):
     """Below 1 the sampled distribution is not the one trained; RL then refuses to start."""
     max_tokens: int = Field(256, ge=1)
     """Most tokens of one completion; a request that asks for less gets less."""
+
+
+class EvalSamplingConfig(SamplingConfig):
+    """`[policies.NAME.eval]`: as `sampling`, but greedy unless said otherwise."""
+
+    temperature: float = Field(0.0, ge=0)
+    """0 is greedy: the most likely token each time."""
 
 
 class PolicyConfig(_Section):
@@ -129,7 +136,7 @@ class PolicyConfig(_Section):
     """True: the temperature and top_p that the harness sends are used instead of `sampling`."""
     sampling: SamplingConfig = SamplingConfig()
     """For rollouts that are trained on."""
-    eval: SamplingConfig = SamplingConfig(temperature=0.0)
+    eval: EvalSamplingConfig = EvalSamplingConfig()
     """For evaluation."""
 
 
@@ -183,7 +190,7 @@ class LearnConfig(_Section):
     steps: int = Field(50, ge=0)
     """Optimizer rounds; 0 skips reinforcement learning."""
     normalisation: Literal["rollout_mean", "token_mean", "call_mean", "constant"] = "rollout_mean"
-    """How token losses become one number (DESIGN 9)."""
+    """How token losses become one number (docs/learning.md)."""
     constant_tokens: int = Field(256, ge=1)
     """Divisor per rollout of `constant`."""
     surrogate: Literal["policy_gradient", "ppo_clip"] = "policy_gradient"

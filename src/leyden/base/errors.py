@@ -13,7 +13,6 @@
     +- EngineError          an engine or provider behind the gateway failed
     |  +- EngineUnreachable no connection, or it was closed before an answer
     |  +- EngineIncapable   it cannot return what is needed (token ids, log-probs, ...)
-    +- TokenRefused         the tokens of a call cannot be trusted for training
     +- HarnessError         the harness cannot be started at all                   (ValueError)
     +- VerifierError        a verifier raised, hung, or returned what is no reward
     +- LearningError        the learner cannot go on
@@ -99,14 +98,6 @@ class EngineUnreachable(EngineError):
 
 class EngineIncapable(EngineError):
     """The engine cannot return what is needed; the message names the engine and the flag."""
-
-
-class TokenRefused(LeydenError):
-    """The tokens of a call cannot be trusted for training; `reason` is the short name that is counted."""
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
 
 
 class HarnessError(LeydenError, ValueError):

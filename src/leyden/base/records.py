@@ -48,7 +48,7 @@ class Outcome(StrEnum):
 
 
 class Provenance(StrEnum):
-    """How we know the tokens of a call (DESIGN 5)."""
+    """How we know the tokens of a call (docs/token-truth.md)."""
 
     SERVED = "served"
     SPLICED = "spliced"

@@ -244,6 +244,8 @@ def open_house(
         raise TaskError("there is nothing to learn from: set tasks.train, or learn.steps=0")
     if training and not held:
         progress.say("No holdout tasks (tasks.holdout): the run can learn, but it cannot prove a gain.")
+    if training:
+        _check_sampling(config)
     check_harness(config)
     check_verifier(config)
     policy = config.learn.policy
@@ -288,6 +290,24 @@ def open_house(
         if backend:
             backend.close()
         store.close()
+
+
+def _check_sampling(config: Config) -> None:
+    """Refuse to sample from a distribution that the update does not train."""
+    name = config.learn.policy
+    sampling = config.policies[name].sampling
+    if not config.learn.steps:
+        return
+    if sampling.temperature == 0:
+        raise ConfigError(
+            f"policies.{name}.sampling.temperature is 0: greedy rollouts of a task are all alike and have no "
+            "distribution to train; set it above 0, for example 1.0"
+        )
+    if sampling.top_p < 1:
+        raise ConfigError(
+            f"policies.{name}.sampling.top_p is {sampling.top_p}: tokens would be sampled from a cut distribution "
+            "while the full one is trained; set it to 1.0 (evaluation may keep its own)"
+        )
 
 
 def load_version(house: House, number: int) -> None:

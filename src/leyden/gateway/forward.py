@@ -234,7 +234,9 @@ async def _ask(gateway: Gateway, chosen: Chosen, relay: Relay | None) -> Sent:
     try:
         first_byte_ms = (time.monotonic() - called.arrival.began) * 1000
         if response.status == 200 and relay is not None:
-            return await _relay(chosen, relay, response, first_byte_ms)
+            # The session's own limit covers reading; a harness that stops reading must not hold a call for ever.
+            async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                return await _relay(chosen, relay, response, first_byte_ms)
         answer = read_json(await upstream.read(response, chosen.route))
     finally:
         response.close() if not response.content.at_eof() else response.release()

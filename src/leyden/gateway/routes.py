@@ -1,4 +1,4 @@
-"""The REST surface that is ours (PROTOCOL 2): spans, rewards, traces, policies, steps, models, long poll."""
+"""The REST surface that is ours (docs/gateway.md): spans, rewards, traces, policies, steps, models, long poll."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""The compatible REST surface (PROTOCOL 1): rollouts, events, models, pause and resume.
+"""The compatible REST surface (docs/gateway.md): rollouts, events, models, pause and resume.
 
 Shapes are those of Agent Lightning 1.0, so its job templates and controllers work unchanged. Where its
 behaviour is at fault the shape is kept and the behaviour mended: NaN rewards and lists in place of objects

@@ -13,7 +13,7 @@ sampled at place `offset_N[n]` of its completion, and the loss of the step is
 `sum_n weight_N[n] * loss(logp of label n, credit_N[n], ...)`. Every layout must give the same number.
 Labels of one action are consecutive and in order.
 
-How weights are made (DESIGN 9). For one optimizer step with R rollouts, T_p trained tokens in rollout p (all
+How weights are made (docs/learning.md). For one optimizer step with R rollouts, T_p trained tokens in rollout p (all
 its actions together), T_a in action a, T in all, C actions with at least one trained token:
 
     rollout_mean   1 / (R * T_p)              a rollout has mass 1 / R, however it was split into calls

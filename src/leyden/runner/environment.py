@@ -1,4 +1,4 @@
-"""The environment of a harness (PROTOCOL 2) and the words that start it.
+"""The environment of a harness (docs/your-agent.md) and the words that start it.
 
 The answer of a task never appears here, and neither do our own keys.
 """

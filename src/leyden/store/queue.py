@@ -233,7 +233,7 @@ def patch_status(
     error_message: str | None = None,
     now: float,
 ) -> Rollout:
-    """What a controller outside may change (PROTOCOL, PATCH); `version` grows if anything did.
+    """What a controller outside may change by PATCH; `version` grows if anything did.
 
     A `last_attempt_id` that the store does not know becomes an attempt of that controller, without a token. A
     rollout that succeeds has outcome completed; one that fails has none, for nobody said why. Raises

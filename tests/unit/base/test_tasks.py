@@ -21,12 +21,12 @@ def write(path: Path, *rows: Any) -> Path:
 def test_a_task_file_becomes_tasks_in_its_order(tmp_path: Path) -> None:
     path = write(
         tmp_path / "t.jsonl",
-        {"id": "b", "domain": "d", "input": {"q": "Ä\u2028?"}, "answer": [1], "purpose": "eval"},
+        {"id": "b", "domain": "d", "input": {"q": "\u00c4\u2028?"}, "answer": [1], "purpose": "eval"},
         "",
         {"id": "a", "input": {}},
     )
     first, second = load_tasks(path)
-    assert first == Task(id="b", domain="d", input={"q": "Ä\u2028?"}, answer=[1], purpose="eval")
+    assert first == Task(id="b", domain="d", input={"q": "\u00c4\u2028?"}, answer=[1], purpose="eval")
     assert second == Task(id="a")
 
 

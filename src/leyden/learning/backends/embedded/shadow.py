@@ -21,6 +21,20 @@ from leyden.learning.backends.embedded.precision import LOW, LowLinear
 _PACKED_BATCH = 32
 
 
+class _Casts:
+    """The last input that was cast: several layers (q, k, v) read the same tensor. One per clone, one thread."""
+
+    def __init__(self) -> None:
+        self._source: Tensor | None = None
+        self._low: Tensor | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self._source is not x or self._low is None:
+            # Holding the source keeps its identity from being given to another tensor.
+            self._source, self._low = x, x.to(LOW)
+        return self._low
+
+
 class ShadowLinear(nn.Module):
     """A linear layer that computes in bfloat16 with a copy of its source's weight. Input of any float
     type."""
@@ -29,8 +43,9 @@ class ShadowLinear(nn.Module):
     plain: Tensor | None
     bias_shadow: Tensor | None
 
-    def __init__(self, source: LowLinear) -> None:
+    def __init__(self, source: LowLinear, casts: _Casts) -> None:
         super().__init__()
+        self._casts = casts
         # Outside nn.Module's registry: the clone must not own the trained model's modules.
         self.__dict__["source"] = source
         self.in_features = source.in_features
@@ -66,12 +81,39 @@ class ShadowLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., in_features) -> (..., out_features) in bfloat16."""
-        x = x.to(LOW)
+        x = self._casts(x)
         if self.packed is not None:
             out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias_shadow, "none", [], "")
             return out
         assert self.plain is not None
         return nn.functional.linear(x, self.plain, self.bias_shadow)
+
+
+class ShadowNorm(nn.Module):
+    """A root-mean-square norm in one kernel instead of six; shares its source's parameter."""
+
+    def __init__(self, source: nn.Module) -> None:
+        super().__init__()
+        self.__dict__["source"] = source
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (..., E) -> the same shape and type."""
+        source = self.__dict__["source"]
+        out = nn.functional.rms_norm(x.float(), x.shape[-1:], source.weight, source.variance_epsilon)
+        return out.to(x.dtype)
+
+
+def _is_plain_norm(module: nn.Module) -> bool:
+    """Whether `ShadowNorm` computes what `module` does; tried, because architectures differ (1 + weight, ...)."""
+    weight, epsilon = getattr(module, "weight", None), getattr(module, "variance_epsilon", None)
+    if not isinstance(weight, nn.Parameter) or not isinstance(epsilon, float) or weight.dim() != 1:
+        return False
+    if weight.dtype != torch.float32:
+        return False
+    steps = torch.linspace(-3.0, 4.0, 2 * len(weight), device=weight.device)
+    x = steps.reshape(2, -1).roll(len(weight) // 3, -1)
+    with torch.no_grad():
+        return torch.allclose(module(x), ShadowNorm(module)(x), rtol=1e-5, atol=1e-6)
 
 
 _packing: bool | None = None
@@ -96,7 +138,7 @@ def packing_works() -> bool:
 
 def shadow_of(model: nn.Module) -> nn.Module:
     """A clone of the module tree that shares all parameters; every `LowLinear` is a `ShadowLinear` in it."""
-    return _clone(model, {}, {})
+    return _clone(model, {}, {}, _Casts())
 
 
 def refresh(shadow: nn.Module) -> None:
@@ -112,19 +154,23 @@ def stale(shadow: nn.Module) -> int:
     return sum(m.is_stale() for m in shadow.modules() if isinstance(m, ShadowLinear))
 
 
-def _clone(module: nn.Module, seen: dict[int, nn.Module], configs: dict[int, Any]) -> nn.Module:
+def _clone(
+    module: nn.Module, seen: dict[int, nn.Module], configs: dict[int, Any], casts: _Casts
+) -> nn.Module:
     if id(module) in seen:
         return seen[id(module)]
     twin: nn.Module
     if isinstance(module, LowLinear):
-        twin = ShadowLinear(module)
+        twin = ShadowLinear(module, casts)
+    elif type(module).__name__.endswith("RMSNorm") and _is_plain_norm(module):
+        twin = ShadowNorm(module)
     else:
         twin = copy.copy(module)
         state: dict[str, Any] = twin.__dict__
         # _parameters and _buffers stay the very same dictionaries: an update, or a parameter put in anew, is
         # seen.
         state["_modules"] = {
-            name: None if child is None else _clone(child, seen, configs)
+            name: None if child is None else _clone(child, seen, configs, casts)
             for name, child in module._modules.items()
         }
         config = state.get("config")
