@@ -60,7 +60,10 @@ if profile:
     except KeyboardInterrupt:
         pass
 else:
-    run()
+    try:
+        run()
+    except KeyboardInterrupt:
+        pass
 store.close()
 """
 

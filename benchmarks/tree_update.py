@@ -2,10 +2,11 @@
 
     python benchmarks/tree_update.py [--quick] [--model FOLDER] [--repeats 5]
 
-Random weights are used unless a model is given; the time does not depend on their values. Layouts are timed in turn,
-repetition by repetition, so that a change in the load of the machine meets all of them; medians are reported. One
-warm-up of each comes first. `share_of_bound` is the speed-up over padded divided by the ratio of tokens, which for a
-group of G with prompt P and response R is G(P+R)/(P+GR). The last line is one JSON object.
+Random weights are used unless a model is given; the time does not depend on their values. Layouts are timed
+in turn, repetition by repetition, so that a change in the load of the machine meets all of them; medians are
+reported. One warm-up of each comes first. `share_of_bound` is the speed-up over padded divided by the ratio
+of tokens, which for a group of G with prompt P and response R is G(P+R)/(P+GR). The last line is one JSON
+object.
 """
 
 import argparse
@@ -142,7 +143,8 @@ def measure(loaded: LoadedModel, batch: Batch, repeats: int, say: Callable[[str]
 
 
 def difference(batch: Batch, loaded: LoadedModel) -> float:
-    """|tree - padded| / |padded| over all gradients, in float32: in bfloat16 the rounding would be measured."""
+    """|tree - padded| / |padded| over all gradients, in float32: in bfloat16 the rounding would be
+    measured."""
     modules = [m for m in loaded.model.modules() if type(m).__name__ == "LowLinear"]
     for module in modules:
         module.__class__ = torch.nn.Linear
@@ -161,7 +163,9 @@ def difference(batch: Batch, loaded: LoadedModel) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table and the JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="the first shape only, 3 repetitions")
     parser.add_argument("--model", type=Path, help="folder of a model with the vocabulary of SmolLM2")
     parser.add_argument("--repeats", type=int, default=5)

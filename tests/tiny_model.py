@@ -1,7 +1,9 @@
-"""A real Hugging Face model of under a million parameters, made on the spot, that can read and write any text.
+"""A real Hugging Face model of under a million parameters, made on the spot, that can read and write any
+text.
 
-`build_tiny_model` writes a folder as `save_pretrained` does: a random Llama, a byte-level tokenizer (one token per
-byte, so every text has ids and every id sequence has a text) and a ChatML template. It knows nothing; tests teach it.
+`build_tiny_model` writes a folder as `save_pretrained` does: a random Llama, a byte-level tokenizer (one
+token per byte, so every text has ids and every id sequence has a text) and a ChatML template. It knows
+nothing; tests teach it.
 """
 
 from pathlib import Path
@@ -25,28 +27,13 @@ TOOL_TEMPLATE = """\
 <|im_start|>system
 {% if messages[0]['role'] == 'system' %}{{ messages[0]['content'] }}
 
-{% endif -%}
-# Tools
-<tools>
-{% for tool in tools %}{{ tool | tojson }}
-{% endfor -%}
-</tools>
-Call one with <tool_call>{"name": ..., "arguments": ...}</tool_call><|im_end|>
-{% endif -%}
-{%- for message in messages -%}
-{%- if not (tools and loop.first and message['role'] == 'system') -%}
-<|im_start|>{{ message['role'] }}
-{{ message['content'] or '' }}
-{%- for call in message['tool_calls'] or [] -%}
-<tool_call>{"name": {{ call['function']['name'] | tojson }}, "arguments": {{ call['function']['arguments'] if \
-call['function']['arguments'] is string else call['function']['arguments'] | tojson }}}</tool_call>
-{%- endfor -%}
-<|im_end|>
-{% endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-<|im_start|>assistant
-{% endif -%}
+{% endif -%} # Tools <tools> {% for tool in tools %}{{ tool | tojson }} {% endfor -%} </tools> Call one with
+<tool_call>{"name": ..., "arguments": ...}</tool_call><|im_end|> {% endif -%} {%- for message in messages -%}
+{%- if not (tools and loop.first and message['role'] == 'system') -%} <|im_start|>{{ message['role'] }} {{
+message['content'] or '' }} {%- for call in message['tool_calls'] or [] -%} <tool_call>{"name": {{
+call['function']['name'] | tojson }}, "arguments": {{ call['function']['arguments'] if \
+call['function']['arguments'] is string else call['function']['arguments'] | tojson }}}</tool_call> {%- endfor
+-%} <|im_end|> {% endif -%} {%- endfor -%} {%- if add_generation_prompt -%} <|im_start|>assistant {% endif -%}
 """
 
 

@@ -50,11 +50,11 @@ def spec(path: Path, *args: str, **changes: Any) -> LaunchSpec:
 
 def alive(mark: str) -> list[int]:
     """Processes whose command line holds `mark`."""
-    found = []
-    for process in psutil.process_iter(["cmdline", "status"]):
-        if mark in " ".join(process.info["cmdline"] or []) and process.info["status"] != psutil.STATUS_ZOMBIE:
-            found.append(process.pid)
-    return found
+    return [
+        process.pid
+        for process in psutil.process_iter(["cmdline", "status"])
+        if mark in " ".join(process.info["cmdline"] or []) and process.info["status"] != psutil.STATUS_ZOMBIE
+    ]
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:
@@ -65,7 +65,9 @@ async def until(condition: Callable[[], bool], what: str) -> None:
     pytest.fail(f"10 s passed without: {what}")
 
 
-async def test_a_program_sees_what_a_plain_python_would_show_it(launcher: LocalLauncher, script: Script) -> None:
+async def test_a_program_sees_what_a_plain_python_would_show_it(
+    launcher: LocalLauncher, script: Script
+) -> None:
     path = script("""
         import json, os, sys
         print(json.dumps([sys.argv, __name__, __file__, sys.path, os.getcwd(), dict(os.environ),
@@ -80,7 +82,12 @@ async def test_a_program_sees_what_a_plain_python_would_show_it(launcher: LocalL
     )  # fmt: skip
     assert finished.stdout_tail == plain.stdout
     assert finished.stderr_tail == "to stderr\n"
-    assert (finished.exit_code, finished.timed_out, finished.fault, finished.num_survivors) == (0, False, "", 0)
+    assert (finished.exit_code, finished.timed_out, finished.fault, finished.num_survivors) == (
+        0,
+        False,
+        "",
+        0,
+    )
     assert finished.cpu_s > 0 and finished.duration_s > 0
 
 
@@ -140,7 +147,9 @@ async def test_the_time_limit_ends_the_whole_group(launcher: LocalLauncher, scri
     assert alive("limit-mark") == []
 
 
-async def test_a_harness_that_ignores_the_friendly_signal_is_killed(launcher: LocalLauncher, script: Script) -> None:
+async def test_a_harness_that_ignores_the_friendly_signal_is_killed(
+    launcher: LocalLauncher, script: Script
+) -> None:
     path = script("""
         import signal, time
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -162,7 +171,7 @@ async def test_what_outlives_the_harness_is_killed(launcher: LocalLauncher, scri
         elif way == "setsid":
             subprocess.Popen(sleep, start_new_session=True)
         elif way == "clean environment":
-            subprocess.Popen(sleep, start_new_session=True, env={}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            subprocess.Popen(sleep, start_new_session=True, env={}, stdout=-3, stderr=-3)
         elif os.fork() == 0:
             os.setsid()
             if os.fork() == 0:
@@ -179,14 +188,16 @@ async def test_what_outlives_the_harness_is_killed(launcher: LocalLauncher, scri
     assert alive("outlive-mark") == []
 
 
-async def test_what_a_running_harness_started_lives_as_long_as_it(launcher: LocalLauncher, script: Script) -> None:
+async def test_what_a_running_harness_started_lives_as_long_as_it(
+    launcher: LocalLauncher, script: Script
+) -> None:
     path = script("""
-        import subprocess, sys, time
+        import os, subprocess, sys, time
         subprocess.Popen("setsid sleep 1000 & setsid sleep 1000 &", shell=True).wait()
         deadline = time.time() + 20
-        while not __import__("os").path.exists("go") and time.time() < deadline:
+        while not os.path.exists("go") and time.time() < deadline:
             time.sleep(0.01)
-        print(open(f"/proc/{__import__('os').getpid()}/task/{__import__('os').getpid()}/children").read().count(" "))
+        print(open(f"/proc/self/task/{os.getpid()}/children").read().count(" "))
     """)
     running = asyncio.create_task(launcher.launch(spec(path)))
     quick = path.with_name("quick.py")
@@ -229,7 +240,7 @@ async def test_the_memory_limit_holds(launcher: LocalLauncher, script: Script) -
 async def test_cancelling_ends_the_harness_first(launcher: LocalLauncher, script: Script) -> None:
     path = script("""
         import subprocess, sys, time
-        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)", "cancel-mark"], start_new_session=True)
+        subprocess.Popen(["setsid", sys.executable, "-c", "import time; time.sleep(1000)", "cancel-mark"])
         open("begun", "w")
         time.sleep(1000)
     """)
@@ -268,7 +279,9 @@ async def test_closing_ends_what_still_runs(launcher: LocalLauncher, script: Scr
     assert alive("close-mark") == []
 
 
-async def test_a_lost_server_is_a_fault_of_ours_and_is_replaced(launcher: LocalLauncher, script: Script) -> None:
+async def test_a_lost_server_is_a_fault_of_ours_and_is_replaced(
+    launcher: LocalLauncher, script: Script
+) -> None:
     path = script("import time; open('begun', 'w'); time.sleep(1000)")
     task = asyncio.create_task(launcher.launch(spec(path, "lost-mark")))
     await until((path.parent / "begun").exists, "the harness begins")
@@ -285,7 +298,10 @@ async def test_a_program_that_cannot_be_executed_is_a_harness_error(tmp_path: Pa
     (tmp_path / "not-a-program").write_bytes(b"\x7fELF nonsense")
     (tmp_path / "not-a-program").chmod(0o755)
     try:
-        for program, says in ((tmp_path / "none", "FileNotFoundError"), (tmp_path / "not-a-program", "OSError")):
+        for program, says in (
+            (tmp_path / "none", "FileNotFoundError"),
+            (tmp_path / "not-a-program", "OSError"),
+        ):
             with pytest.raises(HarnessError, match=says):
                 await launcher.launch(LaunchSpec(argv=[str(program)], cwd=tmp_path, env=ENV, timeout_s=5))
         with pytest.raises(HarnessError, match="Argument list too long"):
@@ -337,5 +353,3 @@ async def test_a_killed_runner_leaves_no_harness(tmp_path: Path) -> None:
         runner.kill()
         runner.wait()
     await until(lambda: alive("killed-mark") == [], "everything is gone")
-
-

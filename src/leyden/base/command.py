@@ -5,9 +5,9 @@ Pure but for looking which files exist. The rules, exactly:
 - The line is split into words as a POSIX shell splits it and started directly, without a shell. If it holds,
   outside single quotes, any of the characters ``| & ; < > ( ) $ ` * ? [ ~ #`` or a line break, or begins with
   ``NAME=value``, it is given to ``/bin/sh -c`` instead.
-- ``{input.field}`` (deeper: ``{input.a.b}``) is replaced by that field of the task: a string as it is, anything
-  else as JSON. It is always one word, or part of one, whatever it contains. For a shell it is quoted, so there
-  it must not stand inside quotes of the line.
+- ``{input.field}`` (deeper: ``{input.a.b}``) is replaced by that field of the task: a string as it is,
+  anything else as JSON. It is always one word, or part of one, whatever it contains. For a shell it is
+  quoted, so there it must not stand inside quotes of the line.
 - ``python`` or ``python3`` as the program is the interpreter that runs Leyden.
 - A word that names an existing file relative to the folder (`harness.cwd`) becomes its absolute path; a word
   with a ``/`` may also name a folder. The part after ``=`` of ``--option=path`` is treated the same way.
@@ -33,7 +33,9 @@ _PLACEHOLDER = re.compile(r"\{input((?:\.[A-Za-z0-9_-]+)+)\}")
 _SHELL_CHARS = frozenset("|&;<>()$`*?[~#\n")
 _ASSIGNMENT = re.compile(r"\s*[A-Za-z_]\w*=")
 # A word of a shell line outside quotes, and whether it stands where a program is expected.
-_SHELL_WORD = re.compile(r"""(?P<skip>'[^']*'|"(?:\\.|[^"\\])*"|\\.)|(?P<word>[^\s|&;<>()$`"'\\*?\[{}#~]+)""", re.DOTALL)
+_SHELL_WORD = re.compile(
+    r"""(?P<skip>'[^']*'|"(?:\\.|[^"\\])*"|\\.)|(?P<word>[^\s|&;<>()$`"'\\*?\[{}#~]+)""", re.DOTALL
+)
 _PYTHON = ("python", "python3")
 
 
@@ -107,7 +109,9 @@ def _field(match: re.Match[str], task_input: Mapping[str, Any], where: str) -> s
         value = value[part]
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     if "\0" in text:
-        raise HarnessError(f"{match.group(0)} of the task holds a NUL character, which no command line can carry")
+        raise HarnessError(
+            f"{match.group(0)} of the task holds a NUL character, which no command line can carry"
+        )
     return text
 
 
@@ -150,7 +154,9 @@ def _program(word: str, folder: Path, key: str, template: str) -> str:
 def _resolve(word: str, folder: Path) -> str:
     if word.startswith("-"):
         option, equals, value = word.partition("=")
-        return f"{option}={_resolve(value, folder)}" if equals and value and not value.startswith("-") else word
+        return (
+            f"{option}={_resolve(value, folder)}" if equals and value and not value.startswith("-") else word
+        )
     if not word or has_placeholder(word) or len(word) > 4096:
         return word
     path = folder / word

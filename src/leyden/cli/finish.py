@@ -3,6 +3,8 @@
 Everything is read back from the store, so the report of a resumed run covers all of it.
 """
 
+import dataclasses
+import json
 import os
 import platform
 import time
@@ -11,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from leyden.base import stats
-from leyden.base.config import Config
+from leyden.base.config import Config, LearnConfig
 from leyden.base.errors import ConfigError
 from leyden.base.records import Call, Trace, Verdict
 from leyden.cli.report import ReportData, render
@@ -20,6 +22,7 @@ from leyden.learning.credit import GroupStats
 from leyden.learning.schedule import diagnose
 from leyden.loop import House, Improvement
 from leyden.release import evaluation, gate, holdout
+from leyden.step_report import finite
 from leyden.store import ledger, lookups
 from leyden.traces.reader import Reader
 
@@ -34,6 +37,7 @@ def finish(house: House, improvement: Improvement) -> Path:
     data = report_data(house, improvement)
     path = house.folder / "report.html"
     path.write_text(render(data), encoding="utf-8")
+    (house.folder / "summary.json").write_text(json.dumps(summary(house, improvement, data), indent=2), "utf-8")
     house.store.write(
         lambda connection: ledger.set_run_state(connection, house.store, house.run_id, "done")
     ).result(30)
@@ -43,6 +47,21 @@ def finish(house: House, improvement: Improvement) -> Path:
         house.progress.say(f"Note: {line}")
     house.progress.say(f"Report: {path}")
     return path
+
+
+def summary(house: House, improvement: Improvement, data: ReportData) -> dict[str, Any]:
+    """What a program wants to know of a run: evaluations, verdicts, minutes, tokens."""
+    return {
+        "run": house.run_id,
+        "seed": house.config.run.seed,
+        "evaluations": list(data["evaluations"]),
+        "verdicts": {
+            label: {**_verdict(verdict), "explanation": gate.explain(verdict)}
+            for label, verdict in improvement.verdicts.items()
+        },
+        "diagnostics": list(data["diagnostics"]),
+        "facts": dict(data["run"]["facts"]),
+    }
 
 
 def report_data(house: House, improvement: Improvement) -> ReportData:
@@ -62,7 +81,7 @@ def report_data(house: House, improvement: Improvement) -> ReportData:
         "level": house.config.eval.level,
         "run": {"facts": _facts(house, rows), "config": _config_text(house.folder)},
         "evaluations": [_evaluation(house, label, judged[label], rows) for label in judged],
-        "steps": [_step(step) for step in steps],  # type: ignore[typeddict-item]
+        "steps": [_step(step, house.config.learn) for step in steps],  # type: ignore[typeddict-item]
         "outcomes": [
             {"stage": step["stage"], "step": step["step"], "counts": step["outcomes"]} for step in reinforced
         ],
@@ -128,16 +147,17 @@ def diagnostics(
 
 
 def _sentence(improvement: Improvement) -> str:
-    parts = [
-        f"Against {LABELS[label].lower() if label != 'sft' else 'SFT alone'}: {gate.explain(verdict)}"
-        for label, verdict in improvement.verdicts.items()
-    ]
-    return " ".join(parts)
+    names = {"base": "the untrained model", "sft": "SFT alone"}
+    return " ".join(
+        f"Against {names[label]}: {gate.explain(verdict)}." for label, verdict in improvement.verdicts.items()
+    )
 
 
 def _verdict(verdict: Verdict) -> dict[str, Any]:
-    names = ("answer", "candidate", "incumbent", "difference", "low", "high", "p_value", "test", "num_tasks", "level")
-    return {name: getattr(verdict, name) for name in names}
+    return {
+        name: (finite(value) if isinstance(value, float) else value)
+        for name, value in dataclasses.asdict(verdict).items()
+    }
 
 
 def _facts(house: House, rows: Sequence[ledger.Step]) -> dict[str, str | int | float]:
@@ -167,7 +187,7 @@ def _config_text(folder: Path) -> str:
 
 
 def _mean(interval: stats.Interval) -> dict[str, float | None]:
-    return {"mean": interval.mean, "low": interval.low, "high": interval.high}
+    return {"mean": finite(interval.mean), "low": finite(interval.low), "high": finite(interval.high)}
 
 
 def _evaluation(
@@ -192,13 +212,16 @@ def _evaluation(
     }
 
 
-def _step(step: Mapping[str, Any]) -> dict[str, Any]:
+def _step(step: Mapping[str, Any], learn: LearnConfig) -> dict[str, Any]:
     """The keys that the report knows, under its names."""
     shown = ("stage", "step", "reward_mean", "reward_low", "reward_high", "success", "loss", "grad_norm", "kl",
              "entropy", "gap_mean", "gap_max", "num_groups", "num_zero_variance")  # fmt: skip
     seconds = {name: s for name, s in step.get("seconds", {}).items() if name in ("rollouts", "update")}
+    unmeasured = {name for name, weight in (("kl", learn.kl), ("entropy", learn.entropy)) if weight == 0}
+    if step["stage"] == "sft":  # demonstrations were sampled by nobody
+        unmeasured |= {"kl", "entropy", "gap_mean", "gap_max"}
     return {
-        **{name: step[name] for name in shown if name in step},
+        **{name: step[name] for name in shown if name in step and name not in unmeasured},
         "completion_tokens_mean": step.get("tokens_per_rollout"),
         "seconds": seconds,
     }

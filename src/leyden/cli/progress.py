@@ -26,9 +26,11 @@ def step_line(row: Mapping[str, Any]) -> str:
     if row["stage"] == "sft":
         return f"imitation step {row['step'] + 1}: loss {row['loss']:.3f}"
     reward = "none" if row["reward_mean"] is None else f"{row['reward_mean']:.3f}"
+    if row["reward_low"] is not None and row["reward_high"] is not None:
+        reward += f" [{row['reward_low']:.3f}, {row['reward_high']:.3f}]"
     success = "" if row["success"] is None else f", solved {100 * row['success']:.0f} %"
     return (
-        f"step {row['step'] + 1}: reward {reward} [{row['reward_low']:.3f}, {row['reward_high']:.3f}]{success}, "
+        f"step {row['step'] + 1}: reward {reward}{success}, "
         f"{row['num_zero_variance']}/{row['num_groups']} groups all equal, gradient norm {row['grad_norm']:.2f}, "
         f"sampler-trainer gap {row['gap_mean']:.1e}, "
         f"{seconds.get('rollouts', 0):.1f} s running + {seconds.get('update', 0):.1f} s learning"

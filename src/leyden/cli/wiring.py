@@ -143,19 +143,32 @@ class LocalServices:
 
     def check(self) -> None:
         """Restart what died; the gateway comes back on the port it had, so harnesses find it again."""
-        port = self.client.url.rpartition(":")[2]
-        self.gateway.check(["--set", f"gateway.port={port}"])
+        self._check_gateway()
         self.runner.check(["--gateway", self.client.url])
+
+    def _check_gateway(self) -> bool:
+        port = self.client.url.rpartition(":")[2]
+        return self.gateway.check(["--set", f"gateway.port={port}"])
+
+    async def _ask(self, path: str, body: Mapping[str, Any], timeout_s: float = 30.0) -> None:
+        """POST to the gateway; once more if it had died and was replaced. No rollout is open then: none is lost."""
+        try:
+            await asyncio.to_thread(self.client.post, path, body, timeout_s)
+        except LearningError:
+            await asyncio.sleep(1.0)  # its end may be seen a moment after its sockets are gone
+            if not self._check_gateway():
+                raise
+            await asyncio.to_thread(self.client.post, path, body, timeout_s)
 
     async def hold(self) -> None:
         """New calls wait; calls in flight have ended, or were aborted at the drain limit, when this returns."""
         limit_s = self._config.gateway.drain_timeout_s
-        await asyncio.to_thread(self.client.post, "/proxy/pause", {"reason": "weight update"})
-        await asyncio.to_thread(self.client.post, "/proxy/drain", {"timeout_s": limit_s}, limit_s + 30)
+        await self._ask("/proxy/pause", {"reason": "weight update"})
+        await self._ask("/proxy/drain", {"timeout_s": limit_s}, limit_s + 30)
 
     async def resume(self) -> None:
         """Calls go on."""
-        await asyncio.to_thread(self.client.post, "/proxy/resume", {})
+        await self._ask("/proxy/resume", {})
 
     def stop(self) -> None:
         """The runner first, so that no attempt sees its gateway vanish."""

@@ -5,6 +5,7 @@ Starlette. No torch in this process. `serve` blocks until it is told to stop; `G
 the parts share.
 """
 
+import gc
 import logging
 import os
 import socket
@@ -37,6 +38,11 @@ log = logging.getLogger("leyden.gateway")
 KEEP_ALIVE_S = 120
 """Idle client connections are kept longer than SDKs keep theirs (httpx: 5 s), so that the client closes
 first."""
+
+
+GC_THRESHOLDS = (20_000, 20, 50)
+"""An answer is parsed into hundreds of objects that reference counting alone frees; with Python's default (700) the
+cycle collector walks over them several times per call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +159,7 @@ def serve(
     )  # fmt: skip
     if stop is not None:
         stop(server.stop)
+    gc.set_threshold(*GC_THRESHOLDS)
     with listener:
         server.run([listener])
 

@@ -17,6 +17,10 @@ JSON: tuple[bytes, bytes] = (b"content-type", b"application/json")
 EVENT_STREAM: tuple[bytes, bytes] = (b"content-type", b"text/event-stream; charset=utf-8")
 
 
+WATCH_AFTER_S = 0.02
+"""No model answers sooner, and a harness that left is noticed soon enough."""
+
+
 class ClientLeftError(Exception):
     """The harness closed the connection before its request was whole. Never leaves the gateway."""
 
@@ -27,6 +31,7 @@ class Client:
     def __init__(self, receive: Receive, send: Send) -> None:
         self._receive = receive
         self._send = send
+        self._timer: asyncio.TimerHandle | None = None
         self._watch: asyncio.Future[Message] | None = None
         self.started = False
         """Whether status and headers went out."""
@@ -54,8 +59,13 @@ class Client:
             parts.append(part)
 
     def watch(self, on_left: Callable[[], None]) -> None:
-        """Call `on_left` once if the harness closes the connection before its answer is complete."""
+        """Call `on_left` once if the harness closes the connection before its answer is complete.
 
+        Looking begins after `WATCH_AFTER_S`, since a call that is over before then needs no task of its own.
+        """
+        self._timer = asyncio.get_running_loop().call_later(WATCH_AFTER_S, self._look, on_left)
+
+    def _look(self, on_left: Callable[[], None]) -> None:
         def done(future: "asyncio.Future[Message]") -> None:
             if not future.cancelled() and future.exception() is None and not self.finished:
                 self.finished = True
@@ -80,6 +90,8 @@ class Client:
         if not self.finished:
             self.finished = True
             await self._send({"type": "http.response.body", "body": body})
+        if self._timer is not None:
+            self._timer.cancel()
         if self._watch is not None:
             self._watch.cancel()
 

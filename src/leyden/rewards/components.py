@@ -1,8 +1,8 @@
 """From named components to one number, and why it is that number.
 
 `total = sum(weight * clip(value) for components whose gate is open)`. A component without a weight counts
-nothing but is kept. No weights at all: a single component counts with weight 1. A component that a weight or a
-gate names and that is missing is an error, never 0. Python floats throughout. Does not run a verifier.
+nothing but is kept. No weights at all: a single component counts with weight 1. A component that a weight
+or a gate names and that is missing is an error, never 0. Python floats throughout. Does not run a verifier.
 """
 
 import hashlib
@@ -53,7 +53,8 @@ class Explanation:
     def text(self) -> str:
         """One line for people, for example `1.2 = correct 1 x 1 + safe 0.5 x 0.4`."""
         terms = [
-            f"{part.name} {part.clipped:g} x {part.weight:g}" + ("" if part.open else f" (shut by {part.gate})")
+            f"{part.name} {part.clipped:g} x {part.weight:g}"
+            + ("" if part.open else f" (shut by {part.gate})")
             for part in self.parts
         ]
         return f"{self.total:g} = " + " + ".join(terms)

@@ -1,8 +1,9 @@
 """Running a verifier: after the agent, in another process, with a time limit.
 
 A pool of persistent worker processes (`worker.py`), started fresh and without our keys; each verifies one
-attempt at a time. A worker that exceeds the limit or dies is replaced. What a verifier returns is checked here;
-whatever it does wrong is a VerifierError, never a reward. Does not weigh components (`components.py`).
+attempt at a time. A worker that exceeds the limit or dies is replaced. What a verifier returns is checked
+here; whatever it does wrong is a VerifierError, never a reward. Does not weigh components
+(`components.py`).
 """
 
 import asyncio
@@ -47,7 +48,9 @@ def verifier_words(config: Config) -> list[str]:
     match = _CALLABLE.fullmatch(verifier)
     if match is None:
         if has_placeholder(verifier):
-            raise VerifierError(f"rewards.verifier = {verifier!r}: the task comes on standard input, not in the command")
+            raise VerifierError(
+                f"rewards.verifier = {verifier!r}: the task comes on standard input, not in the command"
+            )
         try:
             command = parse_command(verifier, config.resolve("."), "rewards.verifier")
         except HarnessError as error:
@@ -55,7 +58,9 @@ def verifier_words(config: Config) -> list[str]:
         return ["command", *command.words]
     file = config.resolve(match["file"])
     if not file.is_file():
-        raise VerifierError(f"rewards.verifier = {verifier!r}: no file {file}; paths are relative to the configuration")
+        raise VerifierError(
+            f"rewards.verifier = {verifier!r}: no file {file}; paths are relative to the configuration"
+        )
     return ["callable", str(file), match["function"]]
 
 
@@ -124,7 +129,9 @@ class VerifierPool:
         request = {"task": task_dict(task), "trace": trace_dict(trace), "workspace": str(workspace)}
         line = json.dumps(request).encode() + b"\n"
         async with self._slots:
-            worker = self._idle.pop() if self._idle else await _Worker.start(self._name, self._words, self._env)
+            worker = (
+                self._idle.pop() if self._idle else await _Worker.start(self._name, self._words, self._env)
+            )
             self._busy.add(worker)
             healthy = False
             try:
@@ -159,7 +166,7 @@ def task_dict(task: Task) -> dict[str, Any]:
 
 
 def trace_dict(trace: Trace) -> dict[str, Any]:
-    """What a verifier is told about the trace: counts, the last conversation, the final text and the spans."""
+    """What a verifier is told about the trace: counts, the last conversation, the final text, the spans."""
     last = next((call for call in reversed(trace.calls) if call.response is not None), None)
     return {
         "num_calls": len(trace.calls),
@@ -171,7 +178,8 @@ def trace_dict(trace: Trace) -> dict[str, Any]:
         "exit_code": trace.attempt.exit_code,
         "stdout_tail": trace.attempt.stdout_tail,
         "spans": [
-            {"name": span.name, "kind": span.kind, "attributes": dict(span.attributes)} for span in trace.spans
+            {"name": span.name, "kind": span.kind, "attributes": dict(span.attributes)}
+            for span in trace.spans
         ],
     }
 
@@ -201,7 +209,9 @@ def _check_ready(name: str, line: bytes, stderr: bytes = b"") -> None:
         ready = json.loads(line)
     except ValueError:
         tail = stderr.decode(errors="replace").strip()[-500:]
-        raise VerifierError(f"the process of verifier {name!r} died while it started: {tail or 'without a word'}") from None
+        raise VerifierError(
+            f"the process of verifier {name!r} died while it started: {tail or 'without a word'}"
+        ) from None
     if "error" in ready:
         raise VerifierError(f"verifier {name!r} cannot be loaded: {ready['error']}")
 

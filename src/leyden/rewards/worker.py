@@ -93,7 +93,7 @@ def _command(argv: list[str], request: dict[str, Any]) -> Any:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             cwd=request["workspace"],
-            preexec_fn=_die_with_parent,  # noqa: PLW1509 - this process has one thread
+            preexec_fn=_die_with_parent,  # safe: this process has one thread
         )
     try:
         stdout, stderr = _outputs(process)
@@ -103,7 +103,9 @@ def _command(argv: list[str], request: dict[str, Any]) -> Any:
             process.kill()
         process.wait()
     if code != 0:
-        last = stderr.decode(errors="replace").strip().splitlines()[-1:] or ["it wrote nothing to standard error"]
+        last = stderr.decode(errors="replace").strip().splitlines()[-1:] or [
+            "it wrote nothing to standard error"
+        ]
         raise RuntimeError(f"it ended with exit code {code}: {last[0][:500]}")
     try:
         value = json.loads(stdout)
@@ -128,7 +130,9 @@ def _outputs(process: "subprocess.Popen[bytes]") -> tuple[bytes, bytes]:
                     ready.unregister(key.fileobj)
                 key.data.extend(data)
             if len(stdout) > MAX_OUTPUT_BYTES:
-                raise ValueError(f"it printed more than {MAX_OUTPUT_BYTES} bytes, which is not one JSON object")
+                raise ValueError(
+                    f"it printed more than {MAX_OUTPUT_BYTES} bytes, which is not one JSON object"
+                )
             del stderr[:-65536]
     return bytes(stdout), bytes(stderr)
 
@@ -155,7 +159,7 @@ def _number(name: str, value: Any) -> Any:
 
 
 def _last_line(error: BaseException) -> str:
-    """`File "verify.py", line 3, in verify: ValueError: ...`, the place being the innermost of the verifier's."""
+    """`ValueError: ... (verify.py, line 3)`, the innermost place in the verifier's own code."""
     text = traceback.format_exception_only(error)[-1].strip()[:1000]
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
     frames = [f for f in frames if not f.filename.startswith("<frozen")]

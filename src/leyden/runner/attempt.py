@@ -1,7 +1,7 @@
 """One attempt, start to finish: start, launch, judge, verify, record.
 
-Everything that decides about the rollout is one transaction at the end, and it holds only if this runner still
-owns the lease; otherwise the result is discarded and the attempt is ended as an infrastructure error.
+Everything that decides about the rollout is one transaction at the end, and it holds only if this runner
+still owns the lease; otherwise the result is discarded and the attempt is ended as an infrastructure error.
 """
 
 import asyncio
@@ -148,9 +148,15 @@ class AttemptRunner:
         def give_up(conn: Connection) -> None:
             if self._owns(conn, slot.rollout.id):
                 queue.finish(
-                    conn, self._store, slot.rollout.id, state=RolloutState.FAILED, outcome=Outcome.INFRA_ERROR,
-                    reward=None, error_message=message, now=time.time(),
-                )  # fmt: skip
+                    conn,
+                    self._store,
+                    slot.rollout.id,
+                    state=RolloutState.FAILED,
+                    outcome=Outcome.INFRA_ERROR,
+                    reward=None,
+                    error_message=message,
+                    now=time.time(),
+                )
 
         slot.recording = True
         await aio.write(self._store, give_up)
@@ -222,9 +228,14 @@ class AttemptRunner:
         if policy != "train":
             return _Result(ending, finished)
         attempt = replace(
-            trace.attempt, outcome=ending.outcome, exit_code=finished.exit_code, detail=ending.detail,
-            stdout_tail=finished.stdout_tail, stderr_tail=finished.stderr_tail, duration_s=finished.duration_s,
-        )  # fmt: skip
+            trace.attempt,
+            outcome=ending.outcome,
+            exit_code=finished.exit_code,
+            detail=ending.detail,
+            stdout_tail=finished.stdout_tail,
+            stderr_tail=finished.stderr_tail,
+            duration_s=finished.duration_s,
+        )
         return await self._score(replace(trace, attempt=attempt), ending, finished, folder)
 
     async def _score(self, trace: Trace, ending: Ending, finished: Finished, folder: Path) -> _Result:
@@ -278,7 +289,7 @@ class AttemptRunner:
             await self._abandon(slot)
 
     def _decide(self, conn: Connection, attempt: Attempt, result: _Result) -> bool:
-        """In one transaction: end the attempt and finish or release its rollout. False if the lease is lost."""
+        """In one transaction: end the attempt and finish or release its rollout. False: the lease is lost."""
         if not self._owns(conn, attempt.rollout_id):
             return False
         ending, now = result.ending, time.time()
@@ -308,7 +319,11 @@ class AttemptRunner:
             now, mine = time.time(), self._owns(conn, slot.rollout.id)
             if slot.attempt is not None:
                 outcome = Outcome.CANCELLED if mine else Outcome.INFRA_ERROR
-                detail = "the runner was stopped" if mine else "this runner lost its lease; the result was discarded"
+                detail = (
+                    "the runner was stopped"
+                    if mine
+                    else "this runner lost its lease; the result was discarded"
+                )
                 ended = replace(slot.attempt, ended_at=now, outcome=outcome, detail=detail)
                 # Whoever took the rollout over, deleted or cancelled it has ended the attempt already.
                 with contextlib.suppress(Conflict, NotFound):

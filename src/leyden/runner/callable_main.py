@@ -1,7 +1,8 @@
 """The program of a `harness.callable`: `callable_main.py FILE FUNCTION`. Standard library only.
 
-Calls FUNCTION with the task (`id`, `split`, `domain`, `input`), awaits it if it is a coroutine, and prints what
-it returns, if anything, as the last line of standard output. An exception ends the process with exit code 1.
+Calls FUNCTION with the task (`id`, `split`, `domain`, `input`), awaits it if it is a coroutine, and prints
+what it returns, if anything, as the last line of standard output. An exception ends the process with exit
+code 1.
 """
 
 import asyncio

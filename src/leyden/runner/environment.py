@@ -43,7 +43,7 @@ def read_harness(config: Config) -> Harness:
         command = parse_command(harness.command, folder)
         script = command.words[1] if len(command.words) > 1 else ""
     else:
-        raise HarnessError("there is no harness; set harness.command, for example \"python agent.py\"")
+        raise HarnessError('there is no harness; set harness.command, for example "python agent.py"')
     if not harness.preload:
         return Harness(command=command, path=())
     _check_preload(config, command)
@@ -51,7 +51,7 @@ def read_harness(config: Config) -> Harness:
 
 
 def preload_environment(config: Config) -> dict[str, str]:
-    """Environment of the process that preloads: ours without keys, with the PYTHON* variables of `harness.env`."""
+    """Environment of the process that preloads: ours without keys, with the PYTHON* ones of `harness.env`."""
     env = clean_environment(config, os.environ)
     env.update({k: v for k, v in config.harness.env.items() if k.startswith("PYTHON")})
     return env
@@ -60,7 +60,7 @@ def preload_environment(config: Config) -> dict[str, str]:
 def build_environment(
     config: Config, gateway_url: str, rollout: Rollout, attempt: Attempt, token: str, workspace: Path
 ) -> dict[str, str]:
-    """The whole environment of one attempt. Raises HarnessError when `harness.env` asks for a missing field."""
+    """The whole environment of one attempt. HarnessError when `harness.env` asks for a missing field."""
     gateway = gateway_url.rstrip("/")
     base = f"{gateway}/proxy/rollout/{rollout.id}/attempt/{attempt.id}/mode/{rollout.mode}"
     env = clean_environment(config, os.environ)
@@ -106,7 +106,9 @@ def _callable(value: str, folder: Path) -> tuple[Command, str]:
     if not file.endswith(".py") or not function.isidentifier():
         raise HarnessError(f"harness.callable = {value!r} is not of the form file.py:function")
     if not path.is_file():
-        raise HarnessError(f"harness.callable = {value!r}: no file {path}; relative paths are read from {folder}")
+        raise HarnessError(
+            f"harness.callable = {value!r}: no file {path}; relative paths are read from {folder}"
+        )
     words = parse_command("python", folder).words
     # -P: the folder of callable_main.py must not be on the path of the user's function.
     command = Command(
@@ -120,15 +122,20 @@ def _check_preload(config: Config, command: Command) -> None:
     for name, value in harness.env.items():
         if name.startswith("PYTHON") and has_placeholder(value):
             raise HarnessError(
-                f"harness.env.{name} depends on the task, but with harness.preload Python starts once for all; "
-                "remove harness.preload or the variable"
+                f"harness.env.{name} depends on the task, but with harness.preload Python starts once "
+                "for all; remove harness.preload or the variable"
             )
     if harness.callable:
         return
     words = command.words
-    if command.shell or len(words) < 2 or words[0] != parse_command("python", Path(".")).words[0] or not Path(words[1]).is_file():
+    if (
+        command.shell
+        or len(words) < 2
+        or words[0] != parse_command("python", Path(".")).words[0]
+        or not Path(words[1]).is_file()
+    ):
         raise HarnessError(
-            f"harness.preload needs harness.command = \"python FILE ...\" or harness.callable; "
+            f'harness.preload needs harness.command = "python FILE ..." or harness.callable; '
             f"{harness.command!r} is neither: remove harness.preload"
         )
 

@@ -1,7 +1,8 @@
 """The runner: leases rollouts, keeps the leases alive, runs up to `harness.concurrency` attempts at once.
 
-Promises: never works on a rollout that another runner owns; gives everything back when it is stopped; a runner
-that dies loses nothing, its leases run out and others take over. Does not create rollouts or call models.
+Promises: never works on a rollout that another runner owns; gives everything back when it is stopped; a
+runner that dies loses nothing, its leases run out and others take over. Does not create rollouts or call
+models.
 """
 
 import asyncio
@@ -29,11 +30,11 @@ from leyden.traces.recorder import Recorder
 LEASE_S = 30.0
 """How long a dead runner's rollouts wait for another one."""
 STOP_S = 60.0
-"""Longest wait for attempts to end when the runner stops; ending one takes 2 s of grace and some milliseconds."""
+"""Longest wait for attempts to end when the runner stops; ending one takes 2 s of grace and milliseconds."""
 
 
 def check_harness(config: Config) -> None:
-    """Raise HarnessError or ConfigError for a harness that could never start. Runs before the first rollout."""
+    """HarnessError or ConfigError for a harness that could never start. Runs before the first rollout."""
     read_harness(config)
     policies(config.rewards)
     if config.harness.workspace:
@@ -60,8 +61,8 @@ class Runner:
         """Raises HarnessError, ConfigError or VerifierError for what could never work.
 
         `run_id` narrows it to the rollouts of one run: others may need an engine that is not there.
-        `launcher`, `verifier` and `recorder` replace the configured ones. `workspace_root` holds the workspaces that
-        `harness.keep_workspaces` keeps; by default `workspaces` in `run.dir`.
+        `launcher`, `verifier` and `recorder` replace the configured ones. `workspace_root` holds the
+        workspaces that `harness.keep_workspaces` keeps; by default `workspaces` in `run.dir`.
         """
         check_harness(config)
         check_verifier(config)
@@ -85,7 +86,7 @@ class Runner:
         return len(self._slots)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Work until `stop` is set. Then no process of a harness is left and unfinished rollouts are given back.
+        """Work until `stop` is set; then no harness is left and unfinished rollouts are given back.
 
         Raises HarnessError when a preload module cannot be imported, StoreError when the store fails.
         """
@@ -147,7 +148,7 @@ class Runner:
         workspaces.close()
 
     async def _lease(self, attempts: AttemptRunner, stop: asyncio.Event) -> None:
-        """Take rollouts as slots become free; sleep until the queue changes, a slot is free or a lease may be over."""
+        """Take rollouts for free slots; sleep until the queue or a slot changes or a lease may be over."""
         while not stop.is_set():
             self._changed.clear()
             self._check()

@@ -34,7 +34,7 @@ READY_S = 120.0
 KILL_S = 15.0
 """Longest wait for the end of processes that were sent SIGKILL; more means one hangs in the kernel."""
 DRAIN_S = 2.0
-"""Longest wait for the rest of the output after the end; only somebody outside the attempt can hold it open."""
+"""Longest wait for the rest of the output after the end; only a stranger to the attempt can hold it open."""
 SERVER = Path(__file__).with_name("forkserver.py")
 
 
@@ -81,7 +81,9 @@ class LocalLauncher:
                 raise HarnessError(f"{spec.argv[0]} cannot be started: {started['error']}")
             begun = time.monotonic()
             timed_out = await self._watch(server, attempt, exited, spec.timeout_s)
-            end: Mapping[str, Any] = exited.result() if exited.done() else {"error": f"not dead {KILL_S:.0f} s after SIGKILL"}
+            end: Mapping[str, Any] = (
+                exited.result() if exited.done() else {"error": f"not dead {KILL_S:.0f} s after SIGKILL"}
+            )
             duration_s = time.monotonic() - begun
             await _drain(stdout, stderr)
         finally:
@@ -198,7 +200,7 @@ class _Server:
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader()
         server._transport, _ = await loop.connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), open(reply_r, "rb", buffering=0)
+            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(reply_r, "rb", buffering=0)
         )
         ready = server.expect("ready", "")
         server._reading = asyncio.create_task(server._read(reader))
@@ -211,7 +213,9 @@ class _Server:
             raise
         if error:
             await server.stop()
-            raise HarnessError(f"harness.preload = {preload}: {error}; mend or remove it" if preload else error)
+            raise HarnessError(
+                f"harness.preload = {preload}: {error}; mend or remove it" if preload else error
+            )
         return server
 
     def expect(self, event: str, attempt: str) -> "asyncio.Future[dict[str, Any]]":
@@ -283,7 +287,7 @@ class _Tail(asyncio.Protocol):
         """Make the pipe; its writing end."""
         reading, writing = os.pipe()
         loop = asyncio.get_running_loop()
-        self._transport, _ = await loop.connect_read_pipe(lambda: self, open(reading, "rb", buffering=0))
+        self._transport, _ = await loop.connect_read_pipe(lambda: self, os.fdopen(reading, "rb", buffering=0))
         return writing
 
     def data_received(self, data: bytes) -> None:

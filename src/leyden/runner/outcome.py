@@ -8,8 +8,9 @@
 | `env_error`, `infra_error` | retry, then exclude: never a reward |
 | `cancelled` | exclude |
 
-`rewards.on_failure` replaces single rows. An attempt that never called the model is excluded whatever its outcome:
-there is nothing to train, and a reward of 0 would punish the other members of its group for a set-up fault.
+`rewards.on_failure` replaces single rows. An attempt that never called the model is excluded whatever its
+outcome: there is nothing to train, and a reward of 0 would punish the other members of its group for a
+set-up fault.
 """
 
 from collections.abc import Mapping
@@ -72,15 +73,17 @@ def policies(rewards: RewardsConfig) -> Mapping[Outcome, Policy]:
             table[Outcome(name)] = policy
         except ValueError:
             known = ", ".join(outcome.value for outcome in Outcome)
-            raise ConfigError(f"rewards.on_failure.{name}: there is no such outcome; there are: {known}") from None
+            raise ConfigError(
+                f"rewards.on_failure.{name}: there is no such outcome; there are: {known}"
+            ) from None
     return table
 
 
 def judge(finished: Finished, trace: Trace, *, timeout_s: float, gateway_answers: bool) -> Ending:
     """The outcome of an attempt from how its process ended and what it called.
 
-    `gateway_answers` says whether the gateway accepts connections now; when it does not, the harness is not to
-    blame for a failure.
+    `gateway_answers` says whether the gateway accepts connections now; when it does not, the harness is not
+    to blame for a failure.
     """
     if finished.fault:
         detail = f"the harness was lost: {finished.fault}"
@@ -98,7 +101,9 @@ def judge(finished: Finished, trace: Trace, *, timeout_s: float, gateway_answers
         detail = f"no model call was captured: {cause} ({how})"
         return Ending(outcome=outcome, detail=detail, diagnosis=diagnosis, excluded=True)
     if outcome is Outcome.AGENT_ERROR and _is_overlong(trace):
-        return Ending(outcome=Outcome.OVERLONG, detail=f"{how} after a prompt longer than the policy's context")
+        return Ending(
+            outcome=Outcome.OVERLONG, detail=f"{how} after a prompt longer than the policy's context"
+        )
     return Ending(outcome=outcome, detail=how)
 
 
@@ -150,11 +155,15 @@ def _no_calls(finished: Finished, trace: Trace) -> tuple[str, str]:
         return "calls_refused", f"the gateway refused {len(refused)} calls, the last one so: {what}"
     output = (finished.stderr_tail + finished.stdout_tail).lower()
     if any(sign in output for sign in _NO_IMPORT):
-        return "missing_import", "a module that the harness imports is not installed for the interpreter that runs it"
+        return (
+            "missing_import",
+            "a module that the harness imports is not installed for the interpreter that runs it",
+        )
     if any(sign in output for sign in _NO_CONNECTION):
         return "wrong_url", (
-            "the harness could not connect, but the gateway answers, so it calls another address: let it take its "
-            "base URL from OPENAI_BASE_URL (or ANTHROPIC_BASE_URL) instead of its code or its own configuration"
+            "the harness could not connect, but the gateway answers, so it calls another address: "
+            "let it take its base URL from OPENAI_BASE_URL (or ANTHROPIC_BASE_URL), "
+            "not from its code or configuration"
         )
     if finished.timed_out:
         return "no_calls", "it ran into its time limit before its first call: it waits for something else"

@@ -27,7 +27,7 @@ class Workspaces:
     """The folder in which attempts get theirs."""
 
     def __init__(self, template: Path | None, root: Path | None = None) -> None:
-        """`root` keeps the folders of attempts; without one a temporary folder is made and removed at the end.
+        """`root` keeps the folders of attempts; without one a temporary folder is used and removed.
 
         Raises HarnessError when the template is no folder.
         """
@@ -81,7 +81,7 @@ def check_template(template: Path) -> None:
 
 
 def snapshot(folder: Path) -> dict[str, Any]:
-    """`{"files": {path: {"bytes", "sha256"?}}, "num_files", "num_bytes", "num_unlisted"?}`, in order of path."""
+    """`{"files": {path: {"bytes", "sha256"?}}, "num_files", "num_bytes", "num_unlisted"?}`, by path."""
     files: dict[str, Any] = {}
     num_files = num_bytes = hashed_bytes = 0
     for path in sorted(_walk(folder)):

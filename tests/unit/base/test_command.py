@@ -36,7 +36,9 @@ def test_python_is_the_interpreter_and_a_file_becomes_absolute(tmp_path: Path) -
 
 def test_a_field_is_one_word_whatever_it_contains(tmp_path: Path) -> None:
     nasty = "a b; $(rm -rf x) 'q' \"r\" \\ \n"
-    assert words("echo {input.q} x{input.a.b}y '{input.q}'", tmp_path, q=nasty, a={"b": [1, "\u00fc"]})[1:] == [
+    assert words("echo {input.q} x{input.a.b}y '{input.q}'", tmp_path, q=nasty, a={"b": [1, "\u00fc"]})[
+        1:
+    ] == [
         nasty,
         'x[1, "\u00fc"]y',
         nasty,
@@ -100,7 +102,8 @@ def test_a_missing_field_is_named_with_the_known_ones() -> None:
 
 def test_our_keys_are_not_passed_on(tmp_path: Path) -> None:
     config = from_tree(
-        {"gateway": {"admin_key_env": "ADMIN"}, "policies": {"main": {"engine_key_env": "ENGINE"}}}, base_dir=tmp_path
+        {"gateway": {"admin_key_env": "ADMIN"}, "policies": {"main": {"engine_key_env": "ENGINE"}}},
+        base_dir=tmp_path,
     )
     environ = {"ADMIN": "1", "ENGINE": "2", "LEYDEN_X": "3", "AGL_KEY": "4", "HOME": "5", "PATH": os.defpath}
     assert clean_environment(config, environ) == {"HOME": "5", "PATH": os.defpath}

@@ -31,7 +31,10 @@ def test_a_task_file_becomes_tasks_in_its_order(tmp_path: Path) -> None:
 
 
 def test_the_use_of_a_file_is_the_default_split(tmp_path: Path) -> None:
-    assert load_tasks(write(tmp_path / "t.jsonl", {"id": "a", "input": {}}), split="holdout")[0].split == "holdout"
+    assert (
+        load_tasks(write(tmp_path / "t.jsonl", {"id": "a", "input": {}}), split="holdout")[0].split
+        == "holdout"
+    )
 
 
 @pytest.mark.parametrize(
@@ -50,7 +53,10 @@ def test_the_use_of_a_file_is_the_default_split(tmp_path: Path) -> None:
         ({"id": "a", "input": {}, "zzz": 1}, "known keys: id, split"),
         ({"id": "a", "input": {}, "domain": 3}, "'domain' is 3"),
         ({"id": "a", "input": {}, "split": "test"}, "'split' is 'test'; it is one of"),
-        ({"id": "a", "input": {}, "split": "holdout"}, "'split' is 'holdout', but this file is used as 'train'"),
+        (
+            {"id": "a", "input": {}, "split": "holdout"},
+            "'split' is 'holdout', but this file is used as 'train'",
+        ),
         ({"id": "first", "input": {}}, "id 'first' is also on line 1"),
     ],
 )
@@ -81,7 +87,9 @@ def test_a_task_in_training_and_holdout_is_refused_by_id_and_by_input() -> None:
 
 
 @given(st.lists(st.tuples(st.text(max_size=3), st.integers()), max_size=6), st.randoms())
-def test_a_fingerprint_does_not_depend_on_the_order_of_tasks(rows: list[tuple[str, int]], random: Any) -> None:
+def test_a_fingerprint_does_not_depend_on_the_order_of_tasks(
+    rows: list[tuple[str, int]], random: Any
+) -> None:
     tasks = [Task(id=f"t{i}", domain=domain, input={"q": q}) for i, (domain, q) in enumerate(rows)]
     shuffled = random.sample(tasks, len(tasks))
     assert fingerprint(shuffled) == fingerprint(tasks)
@@ -96,7 +104,9 @@ def test_a_fingerprint_depends_on_input_and_answer() -> None:
 
 def test_demonstrations_are_loaded_with_their_task(tmp_path: Path) -> None:
     messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
-    path = write(tmp_path / "d.jsonl", {"task": "t", "messages": messages}, {"task": {"id": "u"}, "messages": messages})
+    path = write(
+        tmp_path / "d.jsonl", {"task": "t", "messages": messages}, {"task": {"id": "u"}, "messages": messages}
+    )
     assert load_demos(path) == [Demo(task="t", messages=messages), Demo(task="u", messages=messages)]
 
 

@@ -50,7 +50,9 @@ def test_a_component_without_weight_is_kept_and_counts_nothing() -> None:
     assert explanation.total == 1.0 and [part.name for part in explanation.parts] == ["a", "b"]
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), True, False, "1.0", None, np.bool_(True)])
+@pytest.mark.parametrize(
+    "value", [float("nan"), float("inf"), -float("inf"), True, False, "1.0", None, np.bool_(True)]
+)
 def test_what_is_no_finite_number_is_refused_by_name(value: Any) -> None:
     with pytest.raises(RecordError, match="'correct'"):
         total({"correct": value})
@@ -60,7 +62,10 @@ def test_what_is_no_finite_number_is_refused_by_name(value: Any) -> None:
     ("config", "says"),
     [
         ({"weights": {"corect": 1.0}}, "rewards.weights.corect.*components of this attempt: correct, safe"),
-        ({"weights": {"safe": 1.0}, "gates": {"safe": "x"}}, "rewards.gates.safe = 'x' needs the component 'x'"),
+        (
+            {"weights": {"safe": 1.0}, "gates": {"safe": "x"}},
+            "rewards.gates.safe = 'x' needs the component 'x'",
+        ),
         ({"weights": {"safe": 1.0}, "clip": {"x": (0, 1)}}, "rewards.clip.x"),
         ({}, "2 components .*and no weights"),
     ],
@@ -75,7 +80,7 @@ def test_success_is_a_component_or_the_total_above_one_half() -> None:
     assert not Total(RewardsConfig()).success({"reward": 0.5})
     named = Total(RewardsConfig(success="correct", weights={"correct": 0.1}))
     assert named.success({"correct": 1.0})
-    with pytest.raises(VerifierError, match="rewards.success = 'correct'"):
+    with pytest.raises(VerifierError, match=r"rewards\.success = 'correct'"):
         named.success({"other": 1.0})
 
 

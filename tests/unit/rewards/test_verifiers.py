@@ -59,11 +59,15 @@ async def test_a_callable_is_told_task_trace_and_workspace(tmp_path: Path) -> No
     assert verifier_file(config) == tmp_path / "verify.py"
 
 
-@pytest.mark.parametrize(("value", "expected"), [("0.5", {"reward": 0.5}), ("None", None), ("{}", None), ("1", {"reward": 1.0})])
+@pytest.mark.parametrize(
+    ("value", "expected"), [("0.5", {"reward": 0.5}), ("None", None), ("{}", None), ("1", {"reward": 1.0})]
+)
 async def test_one_number_is_the_component_reward_and_nothing_is_no_reward(
     tmp_path: Path, value: str, expected: Any
 ) -> None:
-    assert await verify(configure(tmp_path, f"def verify(task, trace, workspace): return {value}")) == expected
+    assert (
+        await verify(configure(tmp_path, f"def verify(task, trace, workspace): return {value}")) == expected
+    )
 
 
 @pytest.mark.parametrize(
@@ -83,7 +87,9 @@ async def test_one_number_is_the_component_reward_and_nothing_is_no_reward(
         ("import time; time.sleep(1000)", "did not answer within 0.5 s and was ended"),
     ],
 )
-async def test_a_verifier_that_misbehaves_is_an_error_and_never_a_reward(tmp_path: Path, body: str, says: str) -> None:
+async def test_a_verifier_that_misbehaves_is_an_error_and_never_a_reward(
+    tmp_path: Path, body: str, says: str
+) -> None:
     config = configure(tmp_path, f"def verify(task, trace, workspace): {body}", timeout_s=0.5)
     with pytest.raises(VerifierError, match=says):
         await verify(config)
@@ -144,7 +150,10 @@ async def test_no_key_of_ours_reaches_a_verifier(tmp_path: Path, monkeypatch: py
     (tmp_path / "verify.py").write_text(
         "import os\ndef verify(task, trace, workspace): return float('secret' in os.environ.values())"
     )
-    tree = {"rewards": {"verifier": "verify.py:verify"}, "policies": {"main": {"engine_key_env": "ENGINE_KEY"}}}
+    tree = {
+        "rewards": {"verifier": "verify.py:verify"},
+        "policies": {"main": {"engine_key_env": "ENGINE_KEY"}},
+    }
     assert await verify(from_tree(tree, base_dir=tmp_path)) == {"reward": 0.0}
 
 
@@ -220,7 +229,9 @@ async def test_a_command_that_misbehaves_is_an_error(tmp_path: Path, text: str, 
         ("echo {input.q}", "the task comes on standard input"),
     ],
 )
-def test_a_verifier_that_cannot_be_loaded_is_found_before_the_run(tmp_path: Path, verifier: str, says: str) -> None:
+def test_a_verifier_that_cannot_be_loaded_is_found_before_the_run(
+    tmp_path: Path, verifier: str, says: str
+) -> None:
     configure(tmp_path, "def verify(task, trace, workspace): pass\ndef narrow(task): pass")
     (tmp_path / "broken.py").write_text("def verify(")
     (tmp_path / "dying.py").write_text("import os; os._exit(1)")
@@ -231,4 +242,6 @@ def test_a_verifier_that_cannot_be_loaded_is_found_before_the_run(tmp_path: Path
 def test_no_verifier_is_fine_and_none(tmp_path: Path) -> None:
     config = from_tree({}, base_dir=tmp_path)
     check_verifier(config)
-    assert open_verifier(config, num_workers=1) is None and verifier_file(config) is None and os.name == "posix"
+    assert (
+        open_verifier(config, num_workers=1) is None and verifier_file(config) is None and os.name == "posix"
+    )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.runner.stand_in import StandIn, stand_in
 
 from leyden.base.config import Config, from_tree
 from leyden.base.records import Attempt, Rollout, RolloutState, Task, Trace
@@ -16,7 +17,6 @@ from leyden.runner.lease import Runner
 from leyden.store import aio, open_store, queue
 from leyden.store.base import Store
 from leyden.traces.reader import Reader
-from tests.unit.runner.stand_in import StandIn, stand_in
 
 CALL = """
 import json, os, urllib.request
@@ -72,7 +72,9 @@ class Bench:
             stop.set()
             await running
 
-    async def over(self, num: int, timeout_s: float = 30.0, running: "asyncio.Task[None] | None" = None) -> list[Rollout]:
+    async def over(
+        self, num: int, timeout_s: float = 30.0, running: "asyncio.Task[None] | None" = None
+    ) -> list[Rollout]:
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             seen = self.store.count(queue.TOPIC)

@@ -41,7 +41,8 @@ class StandIn:
         if self.status == 403:
             self.recorder.span(
                 Span(
-                    id=new_id("span"), rollout_id=rollout_id, attempt_id=attempt_id, name="gateway_refusal",
+                    id=new_id("span"), rollout_id=rollout_id, attempt_id=attempt_id,
+                    name="gateway_refusal",
                     attributes={"message": "no policy is called 'gpt-9'"}, started_at=time.time(),
                 )
             ).result()  # fmt: skip
@@ -49,8 +50,9 @@ class StandIn:
         call_id = new_id("call")
         self.recorder.intent(
             CallIntent(
-                call_id=call_id, rollout_id=rollout_id, attempt_id=attempt_id, seq=len(self.seen), digest=call_id,
-                occurrence=0, origin="rollout", dialect="openai_chat", alias="main", policy="main",
+                call_id=call_id, rollout_id=rollout_id, attempt_id=attempt_id, seq=len(self.seen),
+                digest=call_id, occurrence=0, origin="rollout", dialect="openai_chat",
+                alias="main", policy="main",
                 policy_version=0, engine="", stream=False, request=body, sampling={}, started_at=time.time(),
             )
         ).result()  # fmt: skip
@@ -63,7 +65,8 @@ class StandIn:
         self.recorder.completion(
             CallCompletion(
                 call_id=call_id, status="ok" if ok else "error", http_status=self.status, response=answer,
-                provenance=Provenance.SERVED, prompt_ids=np.array([1, 2, 3], np.int32), choices=[choice] if ok else [],
+                provenance=Provenance.SERVED, prompt_ids=np.array([1, 2, 3], np.int32),
+                choices=[choice] if ok else [],
                 error=None if ok else f"status {self.status}", ended_at=time.time(),
             )
         ).result()  # fmt: skip

@@ -12,12 +12,12 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.unit.runner.conftest import Bench
 
 from leyden.base.errors import ConfigError, HarnessError, VerifierError
 from leyden.base.records import Outcome, RolloutState
 from leyden.runner.lease import Runner, check_harness
 from leyden.store import aio, queue
-from tests.unit.runner.conftest import Bench
 
 GOOD = "import sys; sys.path.insert(0, {folder!r}); from model import call; print(call())"
 
@@ -44,7 +44,8 @@ def alive(mark: str) -> list[int]:
 async def test_a_rollout_is_run_verified_and_recorded(bench: Bench) -> None:
     good(bench, "open('answer.txt', 'w').write('done')")
     bench.verifier(
-        "return {'correct': float((workspace / 'answer.txt').read_text() == 'done' and task['answer']['secret'] == '42'"
+        "return {'correct': float((workspace / 'answer.txt').read_text() == 'done'"
+        " and task['answer']['secret'] == '42'"
         " and trace['final_text'] == 'fine' and trace['messages'][-1]['content'] == 'hello'),"
         " 'tokens': trace['num_completion_tokens']}",
         weights={"correct": 1.0, "tokens": -0.1},
@@ -72,11 +73,15 @@ async def test_many_rollouts_share_the_slots(bench: Bench) -> None:
     assert {rollout.reward for rollout in ended} == {1.0} and len({r.id for r in ended}) == 12
 
 
-async def test_a_harness_gets_its_environment_and_no_secret(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_harness_gets_its_environment_and_no_secret(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("LEYDEN_ADMIN_KEY", "LEYDEN_SPARE", "ENGINE_KEY"):
         monkeypatch.setenv(name, "secret")
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
-    good(bench, "open('env.json', 'w').write(json.dumps(dict(os.environ)))\nimport json", keep_workspaces=True)
+    good(
+        bench, "open('env.json', 'w').write(json.dumps(dict(os.environ)))\nimport json", keep_workspaces=True
+    )
     text = (bench.folder / "agent.py").read_text()
     (bench.folder / "agent.py").write_text("import json, os\n" + text)
     bench.tree["harness"]["env"] = {"QUESTION": "ask {input.q}"}
@@ -105,7 +110,11 @@ async def test_a_harness_gets_its_environment_and_no_secret(bench: Bench, monkey
 
 
 async def test_a_large_task_comes_in_a_file_beside_the_workspace(bench: Bench) -> None:
-    good(bench, "print(len(json.load(open(os.environ['LEYDEN_TASK_FILE']))['input']['q']), 'LEYDEN_TASK' in os.environ)")
+    good(
+        bench,
+        "task = json.load(open(os.environ['LEYDEN_TASK_FILE']))\n"
+        "print(len(task['input']['q']), 'LEYDEN_TASK' in os.environ)",
+    )
     text = (bench.folder / "agent.py").read_text()
     (bench.folder / "agent.py").write_text("import json, os\n" + text)
     await bench.enqueue(input={"q": "x" * 300_000})
@@ -131,7 +140,8 @@ async def test_a_workspace_is_a_fresh_copy_of_the_template(bench: Bench) -> None
 @pytest.mark.parametrize("preload", [[], ["json"]])
 async def test_a_callable_is_called_with_the_task(bench: Bench, preload: list[str]) -> None:
     (bench.folder / "agent.py").write_text(
-        "import model\nasync def solve(task):\n    return {'said': model.call(), 'asked': task['input']['q']}\n"
+        "import model\nasync def solve(task):\n"
+        "    return {'said': model.call(), 'asked': task['input']['q']}\n"
     )
     bench.tree["harness"] = {"callable": "agent.py:solve", "preload": preload}
     _, attempt = await bench.one()
@@ -140,7 +150,12 @@ async def test_a_callable_is_called_with_the_task(bench: Bench, preload: list[st
 
 
 async def test_a_preloaded_harness_is_run_unchanged(bench: Bench) -> None:
-    good(bench, "print(__name__, sys.argv[1:])", command="python agent.py {input.q} x", preload=["json", "model"])
+    good(
+        bench,
+        "print(__name__, sys.argv[1:])",
+        command="python agent.py {input.q} x",
+        preload=["json", "model"],
+    )
     _, attempt = await bench.one()
     assert attempt.stdout_tail == "fine\n__main__ ['?', 'x']\n"
 
@@ -160,7 +175,10 @@ async def test_a_preloaded_harness_is_run_unchanged(bench: Bench) -> None:
         ({"callable": "none.py:f"}, "no file"),
         ({"callable": "agent.py"}, "not of the form"),
         ({"command": "sh agent.sh", "preload": ["json"]}, "remove harness.preload"),
-        ({"command": "python agent.py", "preload": ["json"], "env": {"PYTHONHASHSEED": "{input.q}"}}, "PYTHONHASHSEED"),
+        (
+            {"command": "python agent.py", "preload": ["json"], "env": {"PYTHONHASHSEED": "{input.q}"}},
+            "PYTHONHASHSEED",
+        ),
     ],
 )
 def test_a_harness_that_cannot_start_is_found_before_the_first_rollout(
@@ -178,7 +196,7 @@ def test_a_harness_that_cannot_start_is_found_before_the_first_rollout(
 def test_a_policy_for_an_unknown_outcome_or_a_broken_verifier_is_found_first(bench: Bench) -> None:
     good(bench)
     bench.tree["rewards"] = {"on_failure": {"crash": "zero"}}
-    with pytest.raises(ConfigError, match="rewards.on_failure.crash"):
+    with pytest.raises(ConfigError, match=r"rewards\.on_failure\.crash"):
         check_harness(bench.config())
     bench.tree["rewards"] = {"verifier": "none.py:verify"}
     with pytest.raises(VerifierError, match="no file"):
@@ -248,7 +266,10 @@ async def test_an_agent_that_hangs_after_a_call_gets_zero(bench: Bench) -> None:
     good(bench, "import time; time.sleep(1000)", timeout_s=1.5)
     bench.verifier("return 1")
     rollout, attempt = await bench.one()
-    assert (rollout.outcome, rollout.reward) == (Outcome.TIMEOUT, 0.0) and "time limit of 1.5 s" in attempt.detail
+    assert (rollout.outcome, rollout.reward) == (
+        Outcome.TIMEOUT,
+        0.0,
+    ) and "time limit of 1.5 s" in attempt.detail
 
 
 async def test_the_time_limit_of_a_rollout_goes_before_that_of_the_configuration(bench: Bench) -> None:
@@ -270,17 +291,27 @@ async def test_an_engine_failure_is_retried_then_excluded_and_never_a_reward(ben
     bench.gateway.status = 502
     bench.verifier("return 1")
     rollout, attempt = await bench.one()
-    assert (rollout.state, rollout.outcome, rollout.reward) == (RolloutState.FAILED, Outcome.INFRA_ERROR, None)
+    assert (rollout.state, rollout.outcome, rollout.reward) == (
+        RolloutState.FAILED,
+        Outcome.INFRA_ERROR,
+        None,
+    )
     assert len(bench.attempts()) == 3 and attempt.diagnosis == "engine_failed" and "502" in attempt.detail
 
 
 async def test_a_retry_that_succeeds_counts(bench: Bench) -> None:
     flag = bench.folder / "second"
     good(bench)
-    bench.verifier(f"import pathlib; p = pathlib.Path({str(flag)!r}); first = not p.exists(); p.touch(); return 1 / (not first)")
+    bench.verifier(
+        f"import pathlib; p = pathlib.Path({str(flag)!r}); "
+        "first = not p.exists(); p.touch(); return 1 / (not first)"
+    )
     rollout, _ = await bench.one()
     assert rollout.reward == 1.0
-    assert [(a.number, a.outcome) for a in bench.attempts()] == [(1, Outcome.ENV_ERROR), (2, Outcome.COMPLETED)]
+    assert [(a.number, a.outcome) for a in bench.attempts()] == [
+        (1, Outcome.ENV_ERROR),
+        (2, Outcome.COMPLETED),
+    ]
 
 
 async def test_a_dead_gateway_is_not_the_agents_fault(bench: Bench) -> None:
@@ -290,8 +321,12 @@ async def test_a_dead_gateway_is_not_the_agents_fault(bench: Bench) -> None:
     assert rollout.outcome is Outcome.INFRA_ERROR and attempt.diagnosis == "gateway_down"
 
 
-@pytest.mark.parametrize("body", ["raise KeyError(1)", "return float('nan')", "return True", "import time; time.sleep(99)"])
-async def test_a_verifier_that_fails_is_an_environment_error_and_never_reward_zero(bench: Bench, body: str) -> None:
+@pytest.mark.parametrize(
+    "body", ["raise KeyError(1)", "return float('nan')", "return True", "import time; time.sleep(99)"]
+)
+async def test_a_verifier_that_fails_is_an_environment_error_and_never_reward_zero(
+    bench: Bench, body: str
+) -> None:
     good(bench, max_attempts=2)
     bench.verifier(body, timeout_s=0.5)
     rollout, attempt = await bench.one()
@@ -361,10 +396,14 @@ async def test_a_lost_lease_discards_the_result(bench: Bench) -> None:
     bench.verifier("return 1")
     await bench.enqueue()
     stop = asyncio.Event()
-    running = asyncio.create_task(Runner(bench.store, bench.config(), bench.gateway.url, lease_s=1.0).run(stop))
+    running = asyncio.create_task(
+        Runner(bench.store, bench.config(), bench.gateway.url, lease_s=1.0).run(stop)
+    )
     await until((bench.folder / "begun").exists, "the harness begins")
     later = time.time() + 100
-    [taken] = await aio.write(bench.store, lambda conn: queue.lease(conn, bench.store, "other", 1, 100, later))
+    [taken] = await aio.write(
+        bench.store, lambda conn: queue.lease(conn, bench.store, "other", 1, 100, later)
+    )
     await until(lambda: alive(str(bench.folder / "agent.py")) == [], "the harness is ended")
     stop.set()
     await running
@@ -377,7 +416,9 @@ async def test_a_rollout_that_was_cancelled_meanwhile_stays_cancelled(bench: Ben
     good(bench, f"open({str(bench.folder / 'begun')!r}, 'w'); import time; time.sleep(1000)")
     await bench.enqueue(run_id="run")
     stop = asyncio.Event()
-    running = asyncio.create_task(Runner(bench.store, bench.config(), bench.gateway.url, lease_s=0.3).run(stop))
+    running = asyncio.create_task(
+        Runner(bench.store, bench.config(), bench.gateway.url, lease_s=0.3).run(stop)
+    )
     await until((bench.folder / "begun").exists, "the harness begins")
     await aio.write(bench.store, lambda conn: queue.cancel_unfinished(conn, bench.store, "run", time.time()))
     await until(lambda: alive(str(bench.folder / "agent.py")) == [], "the harness is ended")

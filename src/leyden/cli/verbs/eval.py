@@ -1,17 +1,21 @@
 """`leyden eval`: a policy version on a split, with intervals; two versions, with a verdict."""
 
 import asyncio
+import dataclasses
 import json
+from typing import Any
 
 import typer
 from rich.console import Console
 
 from leyden.base.errors import ConfigError, TaskError
+from leyden.base.records import Verdict
 from leyden.cli import wiring
 from leyden.cli.progress import JsonProgress, TextProgress
 from leyden.cli.verbs.options import DEFAULT_CONFIG, ConfigOption, JsonOption, SetOption, read_config
 from leyden.loop import House, evaluate
 from leyden.release import evaluation, gate, holdout
+from leyden.step_report import finite
 from leyden.store import ledger
 
 HELP = "Evaluate a policy version on a split; with --against, compare two on the same tasks and give a verdict."
@@ -52,7 +56,7 @@ def command(
             json.dumps(
                 {
                     "evaluations": [r.to_json() for r in results],
-                    "verdict": None if verdict is None else {s: getattr(verdict, s) for s in verdict.__slots__},
+                    "verdict": None if verdict is None else _as_json(verdict),
                     "looks": looks,
                 }
             )
@@ -65,6 +69,12 @@ def command(
         console.print(gate.explain(verdict), markup=False, soft_wrap=True)
     if split == "holdout":
         console.print(holdout.sentence(looks), markup=False, soft_wrap=True)
+
+
+def _as_json(verdict: Verdict) -> dict[str, Any]:
+    """Every field; an interval without an end has None there."""
+    ends = {"low": finite(verdict.low), "high": finite(verdict.high)}
+    return {**dataclasses.asdict(verdict), **ends}
 
 
 def parse_version(text: str, policy: str, known: list[int]) -> int:

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.tiny_model import build_tiny_model
 
 from leyden.learning.backends.embedded.model import LoadedModel, load_model
-from tests.tiny_model import build_tiny_model
 
 
 @pytest.fixture(scope="session")

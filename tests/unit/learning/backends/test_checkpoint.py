@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.unit.learning.backends.tiny import make_batch, random_sequences
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from leyden.base.config import LearnConfig, LoraConfig
@@ -18,7 +19,6 @@ from leyden.learning.backends.embedded.attention import attention_scope, causal_
 from leyden.learning.backends.embedded.model import LoadedModel, parameter_fingerprint
 from leyden.learning.backends.embedded.trainer import Trainer
 from leyden.learning.batch import Batch
-from tests.unit.learning.backends.tiny import make_batch, random_sequences
 
 Load = Callable[..., LoadedModel]
 OBJECTIVE = Objective(learning_rate=1e-2, kl=0.1)
@@ -79,7 +79,9 @@ def test_a_merged_update_gives_the_logits_of_base_and_adapter(load_tiny: Load, t
         assert torch.allclose(ours, plain(ids).logits, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "trainer.safetensors", "config.json", "tokenizer.json"])
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "trainer.safetensors", "config.json", "tokenizer.json"]
+)
 def test_a_truncated_file_is_refused_and_nothing_changes(load_tiny: Load, tmp_path: Path, name: str) -> None:
     loaded = load_tiny()
     trainer = Trainer(loaded, LearnConfig())
@@ -115,8 +117,9 @@ def test_what_is_no_checkpoint_is_refused(load_tiny: Load, tiny_folder: Path, tm
 
 
 def test_a_checkpoint_of_another_model_is_refused(load_tiny: Load, tmp_path: Path) -> None:
-    from leyden.learning.backends.embedded.model import load_model
     from tests.tiny_model import build_tiny_model
+
+    from leyden.learning.backends.embedded.model import load_model
 
     wide = load_model(build_tiny_model(tmp_path / "wide", hidden_size=96), dtype="float32")
     checkpoint.save(tmp_path / "c", wide)

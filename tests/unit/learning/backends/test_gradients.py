@@ -3,13 +3,6 @@
 import numpy as np
 import pytest
 import torch
-
-from leyden.base.config import LearnConfig
-from leyden.learning.backends.base import Objective
-from leyden.learning.backends.embedded.model import LoadedModel
-from leyden.learning.backends.embedded.trainer import Trainer
-from leyden.learning.batch import Batch
-
 from tests.unit.learning.backends.tiny import (
     gradients,
     make_batch,
@@ -17,6 +10,12 @@ from tests.unit.learning.backends.tiny import (
     random_sequences,
     relative_difference,
 )
+
+from leyden.base.config import LearnConfig
+from leyden.learning.backends.base import Objective
+from leyden.learning.backends.embedded.model import LoadedModel
+from leyden.learning.backends.embedded.trainer import Trainer
+from leyden.learning.batch import Batch
 
 LAYOUTS = ("single", "padded", "packed", "tree")
 NORMALISATIONS = ("random", "rollout_mean", "token_mean", "call_mean", "constant")

@@ -43,7 +43,12 @@ class NoTokenizer:
 
 
 def make_loaded(
-    kind: str = "llama", *, dtype: str = "float32", lora: LoraConfig | None = None, seed: int = 0, tied: bool = True
+    kind: str = "llama",
+    *,
+    dtype: str = "float32",
+    lora: LoraConfig | None = None,
+    seed: int = 0,
+    tied: bool = True,
 ) -> LoadedModel:
     """A random model of two layers with weights large enough that tokens matter to each other."""
     config = CONFIGS[kind](
@@ -67,12 +72,22 @@ def make_loaded(
         if type(module).__name__.endswith("RMSNorm"):
             in_its_own_type(module)
     return wrap(
-        causal, NoTokenizer(), "", dtype=dtype, lora=lora, max_context=256, source=f"a tiny {kind}", seed=seed  # type: ignore[arg-type]
+        causal,
+        NoTokenizer(),
+        "",
+        dtype=dtype,
+        lora=lora,
+        max_context=256,
+        source=f"a tiny {kind}",
+        seed=seed,  # type: ignore[arg-type]
     )
 
 
-def random_sequences(rng: np.random.Generator, num: int, *, longest: int = 14) -> list[tuple[np.ndarray, int]]:
-    """(sequence, prompt length) of actions that continue, repeat, extend and share prefixes with earlier ones."""
+def random_sequences(
+    rng: np.random.Generator, num: int, *, longest: int = 14
+) -> list[tuple[np.ndarray, int]]:
+    """(sequence, prompt length) of actions that continue, repeat, extend and share prefixes with earlier
+    ones."""
     made: list[tuple[np.ndarray, int]] = []
     for _ in range(num):
         start = np.zeros(0, np.int64)
@@ -152,5 +167,7 @@ def gradients(loaded: LoadedModel) -> dict[str, torch.Tensor]:
 def relative_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
     """Largest over parameters of the norm of the difference by the norm."""
     return max(
-        float((a[n] - b[n]).norm() / b[n].norm().clamp(min=1e-30)) for n in b if float(b[n].norm()) or float(a[n].norm())
+        float((a[n] - b[n]).norm() / b[n].norm().clamp(min=1e-30))
+        for n in b
+        if float(b[n].norm()) or float(a[n].norm())
     )

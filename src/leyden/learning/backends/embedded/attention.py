@@ -1,13 +1,15 @@
 """The one attention function of the embedded backend, and the kernels of the training layouts.
 
-`attention_scope(kernel)` says how attention is computed inside the `with` block; the model's own masks are never
-built. A kernel gets (module, q_BHTD, k_BKTD, v_BKTD, scaling) after the rotary embedding and returns out_BHTD. The
-sampler brings a kernel of its own that reads its cache. No kernel set is an assertion: there is no default.
+`attention_scope(kernel)` says how attention is computed inside the `with` block; the model's own masks are
+never built. A kernel gets (module, q_BHTD, k_BKTD, v_BKTD, scaling) after the rotary embedding and returns
+out_BHTD. The sampler brings a kernel of its own that reads its cache. No kernel set is an assertion: there is
+no default.
 
     B rows   H query heads   K key-value heads, H = K * groups   T columns   D head size
     U tokens of a tree   Q a block of query rows   J the keys that a block can see
 """
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -25,14 +27,15 @@ from leyden.base.errors import ModelUnusable
 from leyden.learning.backends.embedded.layouts import Causal, Index, Rule, Segments, Tree
 
 ATTENTION_NAME = "leyden"
-"""Name under which transformers finds the function; models are loaded with `attn_implementation` of this name."""
+"""Name under which transformers finds the function; models are loaded with `attn_implementation` of this
+name."""
 
 AttentionKernel = Callable[[nn.Module, Tensor, Tensor, Tensor, float], Tensor]
 """(module, q_BHTD, k_BKTD, v_BKTD, scaling) -> out_BHTD, all of one dtype."""
 
 DENSE_LIMIT = 2048
-"""Largest tree with a dense mask: 8 MiB in bfloat16, shared by all layers. Above it, blocks of query rows save more
-time than their calls cost, and no table grows with the square of U."""
+"""Largest tree with a dense mask: 8 MiB in bfloat16, shared by all layers. Above it, blocks of query rows
+save more time than their calls cost, and no table grows with the square of U."""
 
 BLOCK_ROWS = 256
 """Query rows of a block: enough for full matrix tiles, and a chain wastes at most half a block per key."""
@@ -76,7 +79,8 @@ def _attend(
         )
     if scaling is None:
         scaling = query.shape[-1] ** -0.5
-    # The rotary embedding is float32 under mixed precision and lifts q and k; v keeps the type of the computation.
+    # The rotary embedding is float32 under mixed precision and lifts q and k; v keeps the type of the
+    # computation.
     out_BHTD = kernel(module, query.to(value.dtype), key.to(value.dtype), value, scaling)
     return out_BHTD.transpose(1, 2), None
 
@@ -100,16 +104,17 @@ def kernel_for(rule: Rule, device: torch.device, dense_limit: int = DENSE_LIMIT)
 
 
 def causal_kernel(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, scaling: float) -> Tensor:
-    """Plain causal attention of rows that start at position 0; a right-padded tail is never seen by real tokens."""
+    """Plain causal attention of rows that start at position 0; a right-padded tail is never seen by real
+    tokens."""
     return scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=True)
 
 
 def _segments_kernel(bounds: tuple[int, ...]) -> AttentionKernel:
-    lengths = [end - start for start, end in zip(bounds, bounds[1:], strict=False)]
+    lengths = [end - start for start, end in itertools.pairwise(bounds)]
 
     def kernel(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, scaling: float) -> Tensor:
-        parts = zip(q.split(lengths, 2), k.split(lengths, 2), v.split(lengths, 2), strict=True)
-        return torch.cat([causal_kernel(module, *part, scaling) for part in parts], 2)
+        parts = zip(*(torch.split(x, lengths, 2) for x in (q, k, v)), strict=True)
+        return torch.cat([causal_kernel(module, q, k, v, scaling) for q, k, v in parts], 2)
 
     return kernel
 
@@ -172,7 +177,7 @@ def plan_blocks(end_U: Index, device: torch.device, rows: int = BLOCK_ROWS) -> l
 
 
 def _blocked_tree_kernel(end_U: Index, device: torch.device) -> AttentionKernel:
-    blocks = plan_blocks(end_U, device)
+    blocks = plan_blocks(end_U, device, BLOCK_ROWS)
 
     def kernel(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, scaling: float) -> Tensor:
         out: Tensor = _BlockedAttention.apply(q, k, v, blocks, scaling)  # type: ignore[no-untyped-call]
@@ -182,7 +187,8 @@ def _blocked_tree_kernel(end_U: Index, device: torch.device) -> AttentionKernel:
 
 
 class _BlockedAttention(torch.autograd.Function):
-    """Attention block by block. The backward recomputes each block: autograd would keep its gathered keys alive."""
+    """Attention block by block. The backward recomputes each block: autograd would keep its gathered keys
+    alive."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, blocks: list[_Block], scaling: float) -> Tensor:
@@ -198,7 +204,7 @@ class _BlockedAttention(torch.autograd.Function):
         for block in ctx.blocks:
             with torch.enable_grad():
                 parts = [x.detach().requires_grad_() for x in _gather(block, q, k, v)]
-                out = _one_block(block, *parts, ctx.scaling)
+                out = _one_block(block, parts[0], parts[1], parts[2], ctx.scaling)
                 d_q, d_k, d_v = torch.autograd.grad(out, parts, grads[0][:, :, block.start : block.stop])
             grad_q[:, :, block.start : block.stop] = d_q
             grad_k.index_add_(2, block.key_J, d_k)
@@ -218,7 +224,8 @@ def _one_block(block: _Block, q: Tensor, k: Tensor, v: Tensor, scaling: float) -
 
 
 def _flex_tree_kernel(end_U: Index, device: torch.device) -> AttentionKernel:
-    """FlexAttention, which skips the tiles that no query sees. It is compiled at the first use (some seconds)."""
+    """FlexAttention, which skips the tiles that no query sees. It is compiled at the first use (some
+    seconds)."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     end = torch.from_numpy(end_U).to(device)

@@ -96,7 +96,7 @@ class ChatFormat:
             raise ModelUnusable(
                 f"the chat template of {self.loaded.source} renders a finished conversation with another "
                 f"beginning than the prompt of its last turn, so demonstrations cannot be cut; "
-                f"prompt: {asked!r}; whole: {whole!r}; set policies.NAME.chat_template to one that only appends"
+                f"prompt: {asked!r}; whole: {whole!r}; set policies.NAME.chat_template to one that appends"
             )
         # Encoded apart: generation never lets a token cross from the prompt into the answer.
         prompt, turn = self.loaded.encode(asked), self.loaded.encode(whole[len(asked) :])

@@ -1,12 +1,13 @@
-"""Checkpoints: a folder that appears whole or not at all, and that is verified before anything is read from it.
+"""Checkpoints: a folder that appears whole or not at all, and that is verified before anything is read from
+it.
 
-    config.json, model.safetensors, tokenizer*, chat_template.jinja     what any Hugging Face tool loads, or
+    config.json, model.safetensors, tokenizer*, chat_template.jinja     plain Hugging Face, or
     adapter_config.json, adapter_model.safetensors, tokenizer*          with LoRA: the update only
-    trainer.safetensors                                                 `full`: optimizer, reference, random state
-    leyden.json                                                         manifest: kind, base, steps, SHA-256 of all
+    trainer.safetensors         with a trainer: optimizer, reference, random state
+    leyden.json                 manifest: kind, base, number of steps, SHA-256 of every file
 
-Nothing is pickled. After `load(full=True)` a CPU continues with bit-identical losses. Not here: which checkpoints to
-keep, data order, and the version of the policy; the loop has those.
+Nothing is pickled. After a `load` with a trainer a CPU continues with bit-identical losses. Not here: which
+checkpoints to keep, data order, and the version of the policy; the loop has those.
 """
 
 import copy
@@ -27,7 +28,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from leyden.base.errors import CheckpointError
-from leyden.learning.backends.embedded.model import LoadedModel, quiet, save_plain
+from leyden.learning.backends.embedded.model import LoadedModel, save_plain
+from leyden.learning.backends.embedded.source import quiet
 from leyden.learning.backends.embedded.trainer import Trainer
 
 MANIFEST = "leyden.json"
@@ -40,8 +42,8 @@ _ADAM = ("exp_avg", "exp_avg_sq", "step")
 def atomic_folder(target: Path) -> Iterator[Path]:
     """A temporary folder that becomes `target` when the block ends well, and is removed when it does not.
 
-    Everything in it is on disk before the name appears. A `target` that exists is replaced. Raises CheckpointError
-    where the disk refuses.
+    Everything in it is on disk before the name appears. A `target` that exists is replaced. Raises
+    CheckpointError where the disk refuses.
     """
     temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.partial")
     try:
@@ -56,13 +58,16 @@ def atomic_folder(target: Path) -> Iterator[Path]:
         _flush(target.parent)
         shutil.rmtree(replaced, ignore_errors=True)
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{target} cannot be written: {error}; free some space or choose another folder") from error
+        raise CheckpointError(
+            f"{target} cannot be written: {error}; free some space or choose another folder"
+        ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
 def save(folder: Path, loaded: LoadedModel, trainer: Trainer | None = None) -> None:
-    """Write the weights to `folder`; with a trainer, everything that it needs to go on. Raises CheckpointError."""
+    """Write the weights to `folder`; with a trainer, everything that it needs to go on. Raises
+    CheckpointError."""
     with atomic_folder(folder) as temporary:
         if loaded.lora is None:
             with loaded.tokenizer_lock:
@@ -85,7 +90,8 @@ def save(folder: Path, loaded: LoadedModel, trainer: Trainer | None = None) -> N
 
 
 def load(folder: Path, loaded: LoadedModel, trainer: Trainer | None = None) -> None:
-    """Take the weights of `folder`; with a trainer, also its optimizer, reference, random state and step count.
+    """Take the weights of `folder`; with a trainer, also its optimizer, reference, random state and step
+    count.
 
     Everything is read and compared before the first weight changes. Raises CheckpointError.
     """
@@ -96,10 +102,12 @@ def load(folder: Path, loaded: LoadedModel, trainer: Trainer | None = None) -> N
             "set policies.NAME.lora as it was when the checkpoint was written"
         )
     if trainer is not None and manifest["num_steps"] is None:
-        raise CheckpointError(f"{folder} holds weights only, without an optimizer; resume from a full checkpoint")
+        raise CheckpointError(
+            f"{folder} holds weights only, without an optimizer; resume from a full checkpoint"
+        )
     weights = _read_weights(folder, loaded)
     state = None if trainer is None else _read_tensors(folder / STATE)
-    _compare(folder, weights, {name: p for name, p in loaded.trainable().items()})
+    _compare(folder, weights, dict(loaded.trainable().items()))
     if trainer is not None and state is not None:
         _restore(folder, trainer, state, int(manifest["num_steps"]))
     with torch.no_grad():
@@ -149,7 +157,9 @@ def verify(folder: Path) -> dict[str, Any]:
         except OSError as error:
             raise CheckpointError(f"{folder} lacks {name} ({error}); use an earlier checkpoint") from error
         if found != expected:
-            raise CheckpointError(f"{folder / name} is not what was written (truncated?); use an earlier checkpoint")
+            raise CheckpointError(
+                f"{folder / name} is not what was written (truncated?); use an earlier checkpoint"
+            )
     return manifest
 
 
@@ -177,7 +187,9 @@ def _restore(folder: Path, trainer: Trainer, state: Mapping[str, Tensor], num_st
     known = {f"{key}.{name}" for key in (*_ADAM, "reference") for name in trainer.parameters}
     unknown = sorted(set(state) - known - {"random", "random_cuda"})
     if unknown or "random" not in state:
-        raise CheckpointError(f"{folder / STATE} is of another model: it holds {unknown[:3] or 'no random state'}")
+        raise CheckpointError(
+            f"{folder / STATE} is of another model: it holds {unknown[:3] or 'no random state'}"
+        )
     for key in ("exp_avg", "exp_avg_sq", "reference"):
         there = {n: state[f"{key}.{n}"] for n in trainer.parameters if f"{key}.{n}" in state}
         if there:
@@ -187,7 +199,9 @@ def _restore(folder: Path, trainer: Trainer, state: Mapping[str, Tensor], num_st
         kept = {key: state[f"{key}.{name}"].to(device) for key in _ADAM if f"{key}.{name}" in state}
         if kept:
             trainer.optimizer.state[parameter] = kept
-    reference = {n: state[f"reference.{n}"].to(device) for n in trainer.parameters if f"reference.{n}" in state}
+    reference = {
+        n: state[f"reference.{n}"].to(device) for n in trainer.parameters if f"reference.{n}" in state
+    }
     trainer.reference = reference or None
     trainer.num_steps = num_steps
     torch.set_rng_state(state["random"])
@@ -207,7 +221,9 @@ def _read_weights(folder: Path, loaded: LoadedModel) -> Mapping[str, Tensor]:
         return dict(causal.named_parameters())
     saved = _read_tensors(folder / "adapter_model.safetensors")
     # On disk, peft leaves out the name of the adapter, which is always `default` here.
-    return {name: saved[short] for name in loaded.trainable() if (short := name.replace(".default", "")) in saved}
+    return {
+        name: saved[short] for name in loaded.trainable() if (short := name.replace(".default", "")) in saved
+    }
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:

@@ -5,9 +5,9 @@
     packed   the same trajectories one after another in one row, blind to each other, positions restart
     tree     the forest of all sequences in depth-first order, each shared prefix once, position = depth
 
-Every layout drops the last tokens of a sequence that predict nothing, and computes each label once. Sequences that
-are a prefix of a longer one ride on it, except in `single`. `plan_passes` cuts a step into passes of at most
-`token_budget` tokens, in the order of the forest, so that shared prefixes stay together where they fit.
+Every layout drops the last tokens of a sequence that predict nothing, and computes each label once. Sequences
+that are a prefix of a longer one ride on it, except in `single`. `plan_passes` cuts a step into passes of at
+most `token_budget` tokens, in the order of the forest, so that shared prefixes stay together where they fit.
 
     B rows   T columns   U unique tokens   L labels of a pass   N labels of the batch
 """
@@ -76,7 +76,8 @@ def plan_passes(
 ) -> list[Pass]:
     """Passes that together compute every label of `active_N` (default: all) once.
 
-    Greedy, in the order of the forest. An action whose input alone is longer than the budget gets a pass of its own.
+    Greedy, in the order of the forest. An action whose input alone is longer than the budget gets a pass of
+    its own.
     """
     inputs, actions, labels = _inputs(batch, active_N)
     if not actions:

@@ -1,11 +1,12 @@
 """Log-probs and entropies of labels from hidden states, without ever holding logits of all positions.
 
-Hidden states are gathered first, so prompt tokens never meet the output head. Logits are made for a block of the
-vocabulary (or, behind a head that is not a plain linear layer, for a block of positions), reduced, dropped, and made
-again in the backward: memory is M x block whatever V is. Logits are divided by the temperature and reduced in at
-least float32. The head's weight gradient is written once, block by block.
+Hidden states are gathered first, so prompt tokens never meet the output head. Logits are made for a block of
+the vocabulary (or, behind a head that is not a plain linear layer, for a block of positions), reduced,
+dropped, and made again in the backward: memory is M x block whatever V is. Logits are divided by the
+temperature and reduced in at least float32. The head's weight gradient is written once, block by block.
 
-    M distinct (position, temperature) pairs   L labels, each on one of M   E hidden size   V vocabulary   W a block of it
+    M distinct (position, temperature) pairs   L labels, each on one of M
+    E hidden size   V vocabulary   W a block of it
 """
 
 from dataclasses import dataclass
@@ -53,7 +54,12 @@ def plan_positions(
 
 
 def label_logprobs(
-    hidden_BTE: Tensor, head: nn.Module, positions: Positions, *, entropy: bool, block_bytes: int = BLOCK_BYTES
+    hidden_BTE: Tensor,
+    head: nn.Module,
+    positions: Positions,
+    *,
+    entropy: bool,
+    block_bytes: int = BLOCK_BYTES,
 ) -> tuple[Tensor, Tensor | None]:
     """(logp_L, entropy_L or None) in float32, or float64 if the hidden states are. Differentiable in both."""
     hidden_ME = hidden_BTE.flatten(0, 1).index_select(0, positions.source_M)
@@ -62,7 +68,7 @@ def label_logprobs(
         assert isinstance(head, nn.Linear)
         low_VE = head.low_weight() if isinstance(head, LowLinear) else head.weight
         block = max(64, num_logits // max(1, len(positions.source_M)))
-        logp_L, entropy_M = _VocabularyBlocks.apply(  # type: ignore[no-untyped-call]
+        logp_L, entropy_M = _VocabularyBlocks.apply(
             hidden_ME, head.weight, low_VE, positions, entropy, block
         )
     else:
@@ -112,10 +118,17 @@ def _position_blocks(
 
 
 def _one_position_block(
-    hidden_ME: Tensor, head: nn.Module, temperature_M: Tensor | None, row_L: Tensor, token_L: Tensor, entropy: bool
+    hidden_ME: Tensor,
+    head: nn.Module,
+    temperature_M: Tensor | None,
+    row_L: Tensor,
+    token_L: Tensor,
+    entropy: bool,
 ) -> tuple[Tensor, Tensor]:
     logits_MV = _wide(head(hidden_ME))
-    log_p_MV = torch.log_softmax(logits_MV if temperature_M is None else logits_MV / temperature_M[:, None], -1)
+    log_p_MV = torch.log_softmax(
+        logits_MV if temperature_M is None else logits_MV / temperature_M[:, None], -1
+    )
     entropy_M = -(log_p_MV.exp() * log_p_MV).sum(-1) if entropy else log_p_MV[:, 0] * 0
     return log_p_MV[row_L, token_L], entropy_M
 
@@ -123,8 +136,8 @@ def _one_position_block(
 class _VocabularyBlocks(torch.autograd.Function):
     """Linear head, temperature and log-softmax, a block of the vocabulary at a time.
 
-    With z = logits / temperature, p = softmax(z): d logp(v) / d z = onehot(v) - p and
-    d H / d z = -p * (log p + H). `low_VE` is the weight in the type of the computation, `weight_VE` its master.
+    With z = logits / temperature, p = softmax(z): d logp(v) / d z = onehot(v) - p and d H / d z = -p * (log p
+    + H). `low_VE` is the weight in the type of the computation, `weight_VE` its master.
     """
 
     @staticmethod
@@ -169,14 +182,18 @@ class _VocabularyBlocks(torch.autograd.Function):
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
         total_M = torch.zeros_like(log_z_M).index_add_(0, positions.row_L, grad_logp_L)
         grad_ME = torch.zeros(low_ME.shape, dtype=log_z_M.dtype, device=low_ME.device)
-        grad_VE = torch.empty(low_VE.shape, dtype=ctx.weight_dtype, device=low_VE.device) if needs_weight else None
+        grad_VE = (
+            torch.empty(low_VE.shape, dtype=ctx.weight_dtype, device=low_VE.device) if needs_weight else None
+        )
         for start in range(0, len(low_VE), ctx.block):
             low_WE = low_VE[start : start + ctx.block]
             log_p_MW = _scaled(low_ME, low_WE, positions).sub_(log_z_M[:, None])
             p_MW = log_p_MW.exp()
             if ctx.entropy:
                 # -p * (total + grad_H * (log p + H))
-                factor_MW = log_p_MW.add_(entropy_M[:, None]).mul_(grad_entropy_M[:, None]).add_(total_M[:, None])
+                factor_MW = (
+                    log_p_MW.add_(entropy_M[:, None]).mul_(grad_entropy_M[:, None]).add_(total_M[:, None])
+                )
                 d_z_MW = p_MW.mul_(factor_MW).neg_()
             else:
                 d_z_MW = p_MW.mul_(-total_M[:, None])

@@ -1,8 +1,9 @@
 """The mathematics of an update on arrays of labels. Pure torch, any floating type, no model.
 
-Each function returns one value per label; `objective_loss` adds them up as `Objective` says. Gradients flow through
-`logp_L` and `entropy_L` only: importance weights, old and reference log-probs and credit are constants. The sum over
-labels needs nothing to be in any order, so every layout and every cut into passes gives the same loss.
+Each function returns one value per label; `objective_loss` adds them up as `Objective` says. Gradients flow
+through `logp_L` and `entropy_L` only: importance weights, old and reference log-probs and credit are
+constants. The sum over labels needs nothing to be in any order, so every layout and every cut into passes
+gives the same loss.
 
     L labels   A actions
 """
@@ -60,7 +61,8 @@ def nll(logp_L: Tensor, credit_L: Tensor) -> Tensor:
 def ppo_clip(
     logp_L: Tensor, logp_old_L: Tensor, credit_L: Tensor, clip_low: float, clip_high: float
 ) -> tuple[Tensor, Tensor]:
-    """(loss, whether it is clipped): -min(r * credit, clip(r, 1 - low, 1 + high) * credit), r = exp(logp - old).
+    """(loss, whether it is clipped): -min(r * credit, clip(r, 1 - low, 1 + high) * credit), r = exp(logp -
+    old).
 
     Schulman et al. 2017, equation 7, with separate bounds. Where it is clipped, the label has no gradient.
     """
@@ -86,7 +88,8 @@ def importance_weight(logp_old_L: Tensor, logp_sampler_L: Tensor, cap: float) ->
 
 
 def k3(logp_reference_L: Tensor, logp_L: Tensor) -> Tensor:
-    """exp(d) - d - 1 with d = reference - policy: an unbiased, never negative estimate of KL(policy || reference).
+    """exp(d) - d - 1 with d = reference - policy: an unbiased, never negative estimate of KL(policy ||
+    reference).
 
     Schulman, "Approximating KL divergence" (2020), estimator k3.
     """
@@ -99,8 +102,8 @@ def objective_loss(
 ) -> Terms:
     """`sum_l weight_l * (importance_l * surrogate_l + kl * k3_l - entropy * H_l)`.
 
-    `entropy_L` is needed when `objective.entropy` is not 0, `labels.logp_reference_L` when `objective.kl` is not 0.
-    The importance weight multiplies the surrogate only, and never `nll`.
+    `entropy_L` is needed when `objective.entropy` is not 0, `labels.logp_reference_L` when `objective.kl` is
+    not 0. The importance weight multiplies the surrogate only, and never `nll`.
     """
     none_L = torch.zeros_like(logp_L)
     clipped_L = capped_L = torch.zeros_like(logp_L, dtype=torch.bool)

@@ -1,11 +1,12 @@
 """A causal language model with its tokenizer, ready to be trained and sampled from.
 
-Promises: parameters are float32 and shared by trainer and sampler; the computation is bfloat16 or float32; every
-attention layer goes through `attention.attention_scope`; logits are exactly `head(hidden(...))`. A model for which
-one of these does not hold is refused by name when it is loaded, never approximated. Remote code is never run.
+Promises: parameters are float32 and shared by trainer and sampler; the computation is bfloat16 or float32;
+every attention layer goes through `attention.attention_scope`; logits are exactly `head(hidden(...))`. A
+model for which one of these does not hold is refused by name when it is loaded, never approximated. Remote
+code is never run.
 
-Does not: apply any mask from token identity. Whether the tokenizer has a pad token, or pad equals eos, is of no
-consequence: lengths say what is real.
+Does not: apply any mask from token identity. Whether the tokenizer has a pad token, or pad equals eos, is of
+no consequence: lengths say what is real.
 
     B rows   T columns   E hidden size   V vocabulary
 """
@@ -21,23 +22,28 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
-from transformers.utils import logging as transformers_logging
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 
 from leyden.base.config import LoraConfig
 from leyden.base.errors import ModelUnusable
 from leyden.learning.backends.embedded import precision
-from leyden.learning.backends.embedded.attention import ATTENTION_NAME, attention_scope, causal_kernel
+from leyden.learning.backends.embedded.attention import attention_scope, causal_kernel
+from leyden.learning.backends.embedded.source import (
+    check_config,
+    locate,
+    quiet,
+    read_part,
+    read_template,
+    read_weights,
+)
 
 ComputeType = Literal["bfloat16", "float32"]
-
-# Layer kinds in which a token sees something else than every token before it.
-_REFUSED_LAYERS = ("linear_attention", "chunked_attention", "compressed_sparse_attention", "indexed_attention", "conv")
 
 
 @dataclass(slots=True, kw_only=True)
 class LoadedModel:
-    """A model in memory. Use the tokenizer only through the methods here: a fast tokenizer is not thread-safe."""
+    """A model in memory. The tokenizer is used through the methods here only: a fast one is not
+    thread-safe."""
 
     model: nn.Module
     """The transformers model, or the peft model around it; parameters float32, in evaluation mode."""
@@ -82,7 +88,7 @@ class LoadedModel:
     @property
     def head(self) -> nn.Module:
         """Hidden states (..., E) to logits (..., V)."""
-        head = self.causal.get_output_embeddings()
+        head = self.causal.get_output_embeddings()  # type: ignore[no-untyped-call]
         assert isinstance(head, nn.Module)
         return head
 
@@ -97,8 +103,8 @@ class LoadedModel:
     @contextmanager
     def compute(self) -> Iterator[None]:
         """Mixed precision where it was asked for; linear layers need none of it (see `precision`)."""
-        # Autocast serves what is no nn.Linear (mixtures of experts). Its cache of casts is shared by all threads
-        # of the process, so it stays off.
+        # Autocast serves what is no nn.Linear (mixtures of experts). Its cache of casts is shared by all
+        # threads of the process, so it stays off.
         scope = (
             torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False)
             if self.dtype == "bfloat16"
@@ -108,7 +114,7 @@ class LoadedModel:
             yield
 
     def refresh(self) -> None:
-        """Call after a write to parameters through `.data`; all other writes are noticed."""
+        """Call after every write to trained parameters; see `precision`."""
         precision.refresh(self.model)
 
     def trainable(self) -> dict[str, nn.Parameter]:
@@ -164,16 +170,18 @@ def load_model(
     `seed` is that of new (LoRA) parameters; the global random state is left as it was. Raises ModelUnusable.
     """
     source = str(path_or_hub_id)
-    where, options = _locate(source)
+    where, options = locate(source)
     with quiet():
-        config = _read("configuration", source, lambda: AutoConfig.from_pretrained(where, **options))
-        _check_config(config, source, max_context)
-        tokenizer = _read("tokenizer", source, lambda: AutoTokenizer.from_pretrained(where, **options))
-        template = _template(tokenizer, chat_template, source)
-        causal = _read_weights(where, options, source)
+        config = read_part("configuration", source, lambda: AutoConfig.from_pretrained(where, **options))
+        check_config(config, source, max_context)
+        tokenizer = read_part("tokenizer", source, lambda: AutoTokenizer.from_pretrained(where, **options))
+        template = read_template(tokenizer, chat_template, source)
+        causal = read_weights(where, options, source)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    causal.to(device)
-    return wrap(causal, tokenizer, template, dtype=dtype, lora=lora, max_context=max_context, source=source, seed=seed)
+    nn.Module.to(causal, device)
+    return wrap(
+        causal, tokenizer, template, dtype=dtype, lora=lora, max_context=max_context, source=source, seed=seed
+    )
 
 
 def wrap(
@@ -187,14 +195,19 @@ def wrap(
     source: str,
     seed: int = 0,
 ) -> LoadedModel:
-    """A LoadedModel from parts in memory; `causal` was made with the attention of this package, in float32."""
+    """A LoadedModel from parts in memory. `causal` is float32 and was made with our attention."""
     limit = getattr(causal.config, "max_position_embeddings", None)
     if limit is not None and max_context > limit:
         raise ModelUnusable(
             f"{source} has positions for {limit} tokens, but max_context is {max_context}; "
             f"set policies.NAME.max_context to at most {limit}"
         )
-    causal.eval()
+    nn.Module.eval(causal)
+    for module in causal.modules():
+        if isinstance(module, nn.Embedding):
+            # Otherwise torch drops the gradient of the pad token's row, which is the end token's where they
+            # are one.
+            module.padding_idx = None
     # A folder that is saved later carries the template that was used.
     tokenizer.chat_template = template or None
     model: nn.Module = causal
@@ -202,9 +215,11 @@ def wrap(
         model = _add_lora(causal, lora, source, seed)
     if dtype == "bfloat16":
         precision.lower_linears(model)
-    head = causal.get_output_embeddings()
+    head = causal.get_output_embeddings()  # type: ignore[no-untyped-call]
     if head is None:
-        raise ModelUnusable(f"{source} is a {type(causal).__name__} without an output head; choose a causal LM")
+        raise ModelUnusable(
+            f"{source} is a {type(causal).__name__} without an output head; choose a causal LM"
+        )
     loaded = LoadedModel(
         model=model,
         tokenizer=tokenizer,
@@ -222,9 +237,15 @@ def wrap(
     return loaded
 
 
-def convert_gguf(
-    gguf_path: Path, out_dir: Path, progress: Callable[[str], None] | None = None
-) -> None:
+def load_tokenizer(path_or_hub_id: str | Path) -> Any:
+    """The tokenizer alone, for whoever only reads ids; not thread-safe. Raises ModelUnusable."""
+    source = str(path_or_hub_id)
+    where, options = locate(source)
+    with quiet():
+        return read_part("tokenizer", source, lambda: AutoTokenizer.from_pretrained(where, **options))
+
+
+def convert_gguf(gguf_path: Path, out_dir: Path, progress: Callable[[str], None] | None = None) -> None:
     """Write the model in `gguf_path` as a plain Hugging Face folder. `out_dir` appears whole or not at all.
 
     `progress` gets one line per phase. Raises ModelUnusable.
@@ -233,12 +254,12 @@ def convert_gguf(
 
     say = progress or (lambda line: None)
     source = str(gguf_path)
-    where, options = _locate(source)
+    where, options = locate(source)
     with quiet():
         say(f"reading {gguf_path.name}")
-        tokenizer = _read("tokenizer", source, lambda: AutoTokenizer.from_pretrained(where, **options))
+        tokenizer = read_part("tokenizer", source, lambda: AutoTokenizer.from_pretrained(where, **options))
         say("unpacking weights")
-        causal = _read_weights(where, options, source)
+        causal = read_weights(where, options, source)
         say(f"writing {out_dir}")
         with atomic_folder(out_dir) as folder:
             save_plain(causal, tokenizer, folder)
@@ -266,96 +287,14 @@ def parameter_fingerprint(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def _locate(source: str) -> tuple[str, dict[str, Any]]:
-    """(what from_pretrained is given, extra arguments for it)."""
-    if not source:
-        raise ModelUnusable("no model is named; set policies.NAME.model to a folder, a hub id or a .gguf file")
-    path = Path(source).expanduser()
-    if path.suffix.lower() == ".gguf":
-        if not path.is_file():
-            raise ModelUnusable(f"there is no GGUF file {path}; correct policies.NAME.model")
-        return str(path.parent), {"gguf_file": path.name}
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise ModelUnusable(f"{path} holds no config.json, so it is no Hugging Face model folder")
-        return str(path), {}
-    if path.exists():
-        raise ModelUnusable(f"{path} is a file but no .gguf; policies.NAME.model names a folder or a .gguf file")
-    if source.startswith(("/", ".", "~")) or source.count("/") > 1:
-        raise ModelUnusable(f"there is no model folder {path}; correct policies.NAME.model")
-    return source, {}
-
-
-def _read(what: str, source: str, read: Callable[[], Any]) -> Any:
-    try:
-        return read()
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        first_line = str(error).strip().split("\n")[0]
-        raise ModelUnusable(
-            f"the {what} of {source!r} cannot be read: {first_line} (looked for a folder of this name, then for a "
-            "model of this id on the hub); correct policies.NAME.model"
-        ) from error
-
-
-def _read_weights(where: str, options: Mapping[str, Any], source: str) -> PreTrainedModel:
-    causal = _read(
-        "model",
-        source,
-        lambda: AutoModelForCausalLM.from_pretrained(
-            where, dtype=torch.float32, attn_implementation=ATTENTION_NAME, trust_remote_code=False, **options
-        ),
-    )
-    if "gguf_file" in options:
-        # The weights were unpacked to float32; a config that still claims to be quantised cannot be saved.
-        for name in ("quantization_config", "_pre_quantization_dtype"):
-            if hasattr(causal.config, name):
-                delattr(causal.config, name)
-        causal.hf_quantizer = None
-    assert isinstance(causal, PreTrainedModel)
-    if getattr(causal.config, "quantization_config", None) is not None:
-        raise ModelUnusable(f"{source} holds quantised weights, which cannot be trained; choose the full model")
-    return causal
-
-
-def _check_config(config: Any, source: str, max_context: int) -> None:
-    if getattr(config, "is_encoder_decoder", False):
-        raise ModelUnusable(f"{source} is an encoder-decoder ({config.model_type}); choose a causal language model")
-    layers = set(getattr(config, "layer_types", None) or ())
-    refused = sorted(layers & set(_REFUSED_LAYERS))
-    if refused:
-        raise ModelUnusable(
-            f"{source} ({config.model_type}) has layers of kind {', '.join(refused)}; "
-            "only full softmax attention is supported"
-        )
-    window = getattr(config, "sliding_window", None)
-    slides = "sliding_attention" in layers or not layers
-    if slides and window is not None and window < max_context:
-        raise ModelUnusable(
-            f"{source} ({config.model_type}) uses sliding_attention over {window} tokens, but max_context is "
-            f"{max_context}; set policies.NAME.max_context to at most {window} or choose another model"
-        )
-
-
-def _template(tokenizer: Any, replacement: Path | None, source: str) -> str:
-    if replacement is not None:
-        try:
-            return replacement.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ModelUnusable(f"the chat template {replacement} cannot be read: {error}") from error
-    template = tokenizer.chat_template
-    if isinstance(template, dict):
-        template = template.get("default")
-    if not template:
-        raise ModelUnusable(
-            f"the tokenizer of {source} has no chat template; set policies.NAME.chat_template to a file with one"
-        )
-    return str(template)
-
-
 def _eos_ids(causal: PreTrainedModel, tokenizer: Any, source: str) -> tuple[int, ...]:
     found: set[int] = set()
     generation = getattr(causal, "generation_config", None)
-    for value in (tokenizer.eos_token_id, causal.config.eos_token_id, getattr(generation, "eos_token_id", None)):
+    for value in (
+        tokenizer.eos_token_id,
+        causal.config.eos_token_id,
+        getattr(generation, "eos_token_id", None),
+    ):
         if isinstance(value, int):
             found.add(value)
         elif value is not None:
@@ -371,14 +310,18 @@ def _add_lora(causal: PreTrainedModel, lora: LoraConfig, source: str, seed: int)
 
     targets: str | list[str] = list(lora.targets) or "all-linear"
     peft_config = PeftConfig(
-        task_type=TaskType.CAUSAL_LM, r=lora.rank, lora_alpha=lora.alpha, lora_dropout=0.0, target_modules=targets
+        task_type=TaskType.CAUSAL_LM,
+        r=lora.rank,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]
+        lora_dropout=0.0,
+        target_modules=targets,
     )
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         torch.manual_seed(seed)
-        # peft 0.21 asks transformers 5.24 for an attribute that has been renamed; nothing here can change that.
+        # peft 0.21 asks transformers 5.24 for an attribute that has been renamed; we cannot change that.
         warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)
         try:
-            model = get_peft_model(causal, peft_config)  # type: ignore[arg-type]
+            model = get_peft_model(causal, peft_config)
         except ValueError as error:
             raise ModelUnusable(
                 f"policies.NAME.lora.targets = {list(lora.targets)} fits no layer of {source}: {error}"
@@ -407,20 +350,8 @@ def _check_anatomy(loaded: LoadedModel) -> None:
     num_layers = int(loaded.config.num_hidden_layers)
     if num_calls != num_layers:
         raise ModelUnusable(
-            f"{name}: {num_calls} of {num_layers} layers use plain softmax attention; linear, state-space and custom "
-            "attention are not supported"
+            f"{name}: {num_calls} of {num_layers} layers use plain softmax attention; "
+            "linear, state-space and custom attention are not supported"
         )
     if not torch.allclose(logits_BTV.float(), whole_BTV.float(), rtol=1e-2, atol=1e-2):
         raise ModelUnusable(f"{name} changes its logits after the output layer, which is not supported")
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """No progress bars of transformers inside the block; Leyden shows its own."""
-    shown = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            transformers_logging.enable_progress_bar()

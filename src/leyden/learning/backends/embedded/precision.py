@@ -1,12 +1,12 @@
 """Linear layers that compute in bfloat16 and learn in float32.
 
-`lower_linears(model)` gives every `nn.Linear` a bfloat16 copy of its weight. The float32 parameter stays the master:
-gradients arrive there and optimizers and checkpoints see nothing else. The copy follows the master by its version
-counter, so a step of an optimizer or a `load_state_dict` is seen at the next forward; whoever writes through
-`.data`, which no counter sees, calls `refresh(model)`.
+`lower_linears(model)` gives every `nn.Linear` a bfloat16 copy of its weight. The float32 parameter stays the
+master: gradients arrive there and optimizers and checkpoints see nothing else. Whoever writes to trained
+parameters calls `refresh(model)`. Writes that the version counter of the master shows, or an exchange of its
+storage, are noticed without it; a fused optimizer and a write through `.data` leave no such trace.
 
-`torch.autocast` would cast every weight anew in each forward pass, and its cache of casts is shared by all threads
-of a process: a sampler without gradients could hand its copies to a trainer that needs them.
+`torch.autocast` would cast every weight anew in each forward pass, and its cache of casts is shared by all
+threads of a process: a sampler without gradients could hand its copies to a trainer that needs them.
 """
 
 from typing import Any
@@ -62,7 +62,7 @@ class LowLinear(nn.Linear):
             self.weight_low = self.weight.detach().to(LOW)
         self._seen = (self.weight.data_ptr(), self.weight._version)
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
         """(..., in_features) -> (..., out_features) in bfloat16."""
         low_OI = self.low_weight()
         if not torch.is_grad_enabled():
@@ -73,7 +73,8 @@ class LowLinear(nn.Linear):
 
 
 def lower_linears(model: nn.Module) -> None:
-    """Turn every float32 `nn.Linear` of `model`, in place, into a `LowLinear`. Parameters stay the same objects."""
+    """Turn every float32 `nn.Linear` of `model`, in place, into a `LowLinear`. Parameters stay the same
+    objects."""
     for module in model.modules():
         if type(module) is nn.Linear and module.weight.dtype == torch.float32:
             module.__class__ = LowLinear
@@ -83,9 +84,9 @@ def lower_linears(model: nn.Module) -> None:
 
 
 def refresh(model: nn.Module) -> None:
-    """Bring every bfloat16 copy up to date after a write that no version counter has seen."""
+    """Bring the bfloat16 copy of every trained weight up to date."""
     for module in model.modules():
-        if isinstance(module, LowLinear):
+        if isinstance(module, LowLinear) and module.weight.requires_grad:
             module.refresh()
 
 

@@ -22,7 +22,7 @@ _PACKED_BATCH = 32
 
 
 class _Casts:
-    """The last input that was cast: several layers (q, k, v) read the same tensor. One per clone, one thread."""
+    """The last input that was cast: several layers (q, k, v) read the same tensor. One per clone."""
 
     def __init__(self) -> None:
         self._source: Tensor | None = None
@@ -89,33 +89,6 @@ class ShadowLinear(nn.Module):
         return nn.functional.linear(x, self.plain, self.bias_shadow)
 
 
-class ShadowNorm(nn.Module):
-    """A root-mean-square norm in one kernel instead of six; shares its source's parameter."""
-
-    def __init__(self, source: nn.Module) -> None:
-        super().__init__()
-        self.__dict__["source"] = source
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x (..., E) -> the same shape and type."""
-        source = self.__dict__["source"]
-        out = nn.functional.rms_norm(x.float(), x.shape[-1:], source.weight, source.variance_epsilon)
-        return out.to(x.dtype)
-
-
-def _is_plain_norm(module: nn.Module) -> bool:
-    """Whether `ShadowNorm` computes what `module` does; tried, because architectures differ (1 + weight, ...)."""
-    weight, epsilon = getattr(module, "weight", None), getattr(module, "variance_epsilon", None)
-    if not isinstance(weight, nn.Parameter) or not isinstance(epsilon, float) or weight.dim() != 1:
-        return False
-    if weight.dtype != torch.float32:
-        return False
-    steps = torch.linspace(-3.0, 4.0, 2 * len(weight), device=weight.device)
-    x = steps.reshape(2, -1).roll(len(weight) // 3, -1)
-    with torch.no_grad():
-        return torch.allclose(module(x), ShadowNorm(module)(x), rtol=1e-5, atol=1e-6)
-
-
 _packing: bool | None = None
 
 
@@ -162,8 +135,6 @@ def _clone(
     twin: nn.Module
     if isinstance(module, LowLinear):
         twin = ShadowLinear(module, casts)
-    elif type(module).__name__.endswith("RMSNorm") and _is_plain_norm(module):
-        twin = ShadowNorm(module)
     else:
         twin = copy.copy(module)
         state: dict[str, Any] = twin.__dict__

@@ -1,9 +1,9 @@
 """The trainer: one optimizer step per batch, by any layout, with gradients accumulated over passes.
 
-Promises: the gradient does not depend on the layout or the token budget; on a CPU two runs from the same state are
-bit-identical; a loss or gradient that is not finite is refused before it touches a weight; the graph of a pass is
-freed before the next begins. Labels whose credit and other terms are all zero have no gradient and take no forward
-pass; their share of the report (gap, entropy) is therefore not measured.
+Promises: the gradient does not depend on the layout or the token budget; on a CPU two runs from the same
+state are bit-identical; a loss or gradient that is not finite is refused before it touches a weight; the
+graph of a pass is freed before the next begins. Labels whose credit and other terms are all zero have no
+gradient and take no forward pass; their share of the report (gap, entropy) is therefore not measured.
 
 Does not: schedule the learning rate, decide credit, or serve. Nobody else may use the model during a call.
 
@@ -114,8 +114,8 @@ class Trainer:
     def update(self, batches: Sequence[Batch], objective: Objective) -> UpdateReport:
         """One optimizer step per batch that has anything to train, in order.
 
-        Raises LearningError for a loss or gradient that is not finite (steps before it stay), ObjectiveError for
-        a batch that does not fit the model.
+        Raises LearningError for a loss or gradient that is not finite (steps before it stay), ObjectiveError
+        for a batch that does not fit the model.
         """
         tally = _Tally()
         active = {id(batch): _active(batch, objective) for batch in batches}
@@ -134,18 +134,24 @@ class Trainer:
         return self._logprobs(batch, everything, _Tally()).astype(np.float32)
 
     def accumulate(
-        self, batch: Batch, objective: Objective, *, logp_old_N: Wide | None = None, logp_reference_N: Wide | None = None
+        self,
+        batch: Batch,
+        objective: Objective,
+        *,
+        logp_old_N: Wide | None = None,
+        logp_reference_N: Wide | None = None,
     ) -> float:
         """Add the gradient of one batch to the parameters' `.grad`; the loss. Makes no step.
 
         `logp_old_N` and `logp_reference_N` have shape (N,); without the first, old is current.
         """
         tally = _Tally()
-        self._backward(batch, _active(batch, objective), _Before(logp_old_N, logp_reference_N), objective, tally)
+        self._backward(
+            batch, _active(batch, objective), _Before(logp_old_N, logp_reference_N), objective, tally
+        )
         return tally.loss
 
     def _check(self, batch: Batch) -> None:
-        check(batch)
         if not batch.num_labels:
             return
         if not bool((batch.temperature_A > 0).all()):
@@ -166,14 +172,17 @@ class Trainer:
                 f"a sequence of {longest} tokens is longer than the {limit} positions of {self.loaded.source}; "
                 "lower policies.NAME.max_context"
             )
+        check(batch)
 
     def _before(
         self, batches: Sequence[Batch], active: dict[int, Mask], objective: Objective, tally: _Tally
     ) -> dict[int, _Before]:
-        """What must be known of each batch before the first step; a batch that comes twice is computed once."""
+        """What must be known of each batch before the first step; a batch that comes twice is computed
+        once."""
         unique = {id(batch): batch for batch in batches}
         old: dict[int, Wide] = {}
-        # With a single step the old policy is the current one, and the step's own forward gives its log-probs.
+        # With a single step the old policy is the current one, and the step's own forward gives its
+        # log-probs.
         if len(batches) > 1:
             with tally.timed("old_logprobs"):
                 for key, batch in unique.items():
@@ -223,9 +232,11 @@ class Trainer:
             for group in self.optimizer.param_groups:
                 group["lr"] = objective.learning_rate
             self.optimizer.step()
-            # The fused AdamW writes without raising version counters (torch 2.13), so nobody else would notice.
+            # The fused AdamW writes without raising version counters (torch 2.13), so nobody else would
+            # notice.
             self.loaded.refresh()
             self.optimizer.zero_grad(set_to_none=True)
+            self.loaded.refresh()
         self.num_steps += 1
         tally.num_steps += 1
         tally.grad_norm += grad_norm
@@ -266,7 +277,7 @@ class Trainer:
         positions = plan_positions(
             one.source_L,
             batch.temperature_A[batch.action_N[one.label_L]],
-            batch.token_N[one.label_L],
+            batch.token_N[one.label_L].astype(np.int64),
             device,
             dtype,
         )

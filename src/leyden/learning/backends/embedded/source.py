@@ -1,0 +1,148 @@
+"""Where a model comes from: a folder, a hub id or a GGUF file, and what is refused before any weight is used.
+
+Remote code is never run. Every refusal names the model, what is wrong with it and what to change.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from leyden.base.errors import ModelUnusable
+from leyden.learning.backends.embedded.attention import ATTENTION_NAME
+
+# Layer kinds in which a token sees something else than every token before it.
+REFUSED_LAYERS = (
+    "linear_attention",
+    "chunked_attention",
+    "compressed_sparse_attention",
+    "indexed_attention",
+    "conv",
+)
+
+
+def locate(source: str) -> tuple[str, dict[str, Any]]:
+    """(what from_pretrained is given, extra arguments for it). Raises ModelUnusable."""
+    if not source:
+        raise ModelUnusable(
+            "no model is named; set policies.NAME.model to a folder, a hub id or a .gguf file"
+        )
+    path = Path(source).expanduser()
+    if path.suffix.lower() == ".gguf":
+        if not path.is_file():
+            raise ModelUnusable(f"there is no GGUF file {path}; correct policies.NAME.model")
+        return str(path.parent), {"gguf_file": path.name}
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ModelUnusable(f"{path} holds no config.json, so it is no Hugging Face model folder")
+        return str(path), {}
+    if path.exists():
+        raise ModelUnusable(
+            f"{path} is a file but no .gguf; policies.NAME.model names a folder or a .gguf file"
+        )
+    if source.startswith(("/", ".", "~")) or source.count("/") > 1:
+        raise ModelUnusable(f"there is no model folder {path}; correct policies.NAME.model")
+    return source, {}
+
+
+def read_part(what: str, source: str, read: Callable[[], Any]) -> Any:
+    """What `read` returns; whatever transformers raises becomes a ModelUnusable."""
+    try:
+        return read()
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
+        first_line = str(error).strip().split("\n")[0]
+        raise ModelUnusable(
+            f"the {what} of {source!r} cannot be read: {first_line} (looked for a folder of this name, then "
+            "for a model of this id on the hub); correct policies.NAME.model"
+        ) from error
+
+
+def read_weights(where: str, options: Mapping[str, Any], source: str) -> PreTrainedModel:
+    """All weights in float32, with the attention of this package. Raises ModelUnusable."""
+    causal, info = read_part(
+        "model",
+        source,
+        lambda: AutoModelForCausalLM.from_pretrained(
+            where,
+            dtype=torch.float32,
+            attn_implementation=ATTENTION_NAME,
+            trust_remote_code=False,
+            output_loading_info=True,
+            **options,
+        ),
+    )
+    # transformers fills what is missing with random numbers and only logs it.
+    absent = sorted(info["missing_keys"])
+    if absent:
+        raise ModelUnusable(
+            f"the weights of {source} lack {absent[0]} ({len(absent)} in all); fetch the model again"
+        )
+    if "gguf_file" in options:
+        # The weights were unpacked to float32; a config that still claims to be quantised cannot be saved.
+        for name in ("quantization_config", "_pre_quantization_dtype"):
+            if hasattr(causal.config, name):
+                delattr(causal.config, name)
+        causal.hf_quantizer = None
+    assert isinstance(causal, PreTrainedModel)
+    if getattr(causal.config, "quantization_config", None) is not None:
+        raise ModelUnusable(
+            f"{source} holds quantised weights, which cannot be trained; choose the full model"
+        )
+    return causal
+
+
+def check_config(config: Any, source: str, max_context: int) -> None:
+    """Refuse by name what the configuration already says cannot be trained. Raises ModelUnusable."""
+    if getattr(config, "is_encoder_decoder", False):
+        raise ModelUnusable(
+            f"{source} is an encoder-decoder ({config.model_type}); choose a causal language model"
+        )
+    layers = set(getattr(config, "layer_types", None) or ())
+    refused = sorted(layers & set(REFUSED_LAYERS))
+    if refused:
+        raise ModelUnusable(
+            f"{source} ({config.model_type}) has layers of kind {', '.join(refused)}; "
+            "only full softmax attention is supported"
+        )
+    window = getattr(config, "sliding_window", None)
+    slides = "sliding_attention" in layers or not layers
+    if slides and window is not None and window < max_context:
+        raise ModelUnusable(
+            f"{source} ({config.model_type}) uses sliding_attention over {window} tokens, but max_context is "
+            f"{max_context}; set policies.NAME.max_context to at most {window} or choose another model"
+        )
+
+
+def read_template(tokenizer: Any, replacement: Path | None, source: str) -> str:
+    """Text of the chat template: the file `replacement`, or the tokenizer's own. Raises ModelUnusable."""
+    if replacement is not None:
+        try:
+            return replacement.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelUnusable(f"the chat template {replacement} cannot be read: {error}") from error
+    template = tokenizer.chat_template
+    if isinstance(template, dict):
+        template = template.get("default")
+    if not template:
+        raise ModelUnusable(
+            f"the tokenizer of {source} has no chat template; "
+            "set policies.NAME.chat_template to a file with one"
+        )
+    return str(template)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No progress bars of transformers inside the block; Leyden shows its own."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]

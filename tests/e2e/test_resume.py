@@ -1,0 +1,180 @@
+"""`kill -9` at any moment loses nothing and doubles nothing."""
+
+import os
+import random
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from leyden.base.records import RolloutState
+from leyden.store import queue
+from leyden.traces.reader import Reader
+from tests.e2e.project import (
+    AGENT,
+    LEAN_AGENT,
+    LIMIT_S,
+    assert_conserved,
+    finished,
+    leyden,
+    make_project,
+    metrics,
+    num_open,
+    project_store,
+    run_folder,
+    start,
+)
+
+
+def until(met: Callable[[], bool], process: "subprocess.Popen[str]", what: str) -> None:
+    """Wait until `met`; fails when the process ends first or the limit is over."""
+    deadline = time.monotonic() + LIMIT_S
+    while not met():
+        assert process.poll() is None, f"ended with {process.returncode} before {what}\n{said(process)}"
+        assert time.monotonic() < deadline, f"{what} did not happen within {LIMIT_S} s"
+        time.sleep(0.02)
+
+
+def said(process: "subprocess.Popen[str]") -> str:
+    """The end of its output."""
+    assert process.stdout is not None
+    return process.stdout.read()[-3000:]
+
+
+def ended_well(process: "subprocess.Popen[str]") -> None:
+    """Wait for its end, which is a success."""
+    text, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, text[-3000:]
+
+
+def num_steps(folder: Path) -> int:
+    """Steps that the metrics file has so far."""
+    found = list((folder / "runs").glob("*/metrics.jsonl"))
+    return found[0].read_text(encoding="utf-8").count('"stage": "rl"') if found else 0
+
+
+def num_over(folder: Path) -> int:
+    """Training rollouts that are over, whatever their run."""
+    if not (folder / "leyden.db").exists() or not num_steps(folder):
+        return 0
+    store = project_store(folder)
+    try:
+        return sum(r.mode == "train" for r in finished(store, run_folder(folder).name))
+    finally:
+        store.close()
+
+
+def child(process: "subprocess.Popen[str]", word: str) -> psutil.Process:
+    """The one child of the run that was started with `word`."""
+    found = [p for p in psutil.Process(process.pid).children() if word in p.cmdline()]
+    assert len(found) == 1, [p.cmdline() for p in psutil.Process(process.pid).children()]
+    return found[0]
+
+
+def assert_nothing_lost_or_doubled(folder: Path, steps: int, *, group: int = 8, tasks: int = 2) -> None:
+    """What the store must hold after a run of `steps` steps, whatever happened on the way."""
+    run = run_folder(folder)
+    rows = metrics(run)
+    assert [row["step"] for row in rows] == list(range(steps))
+    for row in rows:
+        assert_conserved(row)
+        assert row["num_rollouts"] == group * tasks
+    store = project_store(folder)
+    try:
+        over = finished(store, run.name)
+        assert num_open(store, run.name) == 0
+        assert len({r.id for r in over}) == len(over)
+        assert Counter(r.step for r in over if r.mode == "train") == {s: group * tasks for s in range(steps)}
+        for rollout in over:
+            tries = store.read(lambda connection, id=rollout.id: queue.attempts(connection, id))  # type: ignore[misc]
+            assert rollout.state == RolloutState.SUCCEEDED, rollout
+            assert sum(str(a.outcome) == "completed" for a in tries) == 1
+            assert all(a.ended_at is not None for a in tries)
+        traces = Reader(store).traces([r.id for r in over])
+    finally:
+        store.close()
+    for trace in traces:
+        delivered = [call for call in trace.calls if call.status == "ok" and call.delivered]
+        assert len(delivered) == 1, [(c.status, c.delivered, c.error) for c in trace.calls]
+        assert [r.name for r in trace.rewards] == ["letters", "tokens"]
+
+
+def recorded(row: dict[str, Any]) -> dict[str, Any]:
+    """What of a step must come out the same when it is done again."""
+    return {name: value for name, value in row.items() if name not in ("time", "seconds")}
+
+
+def test_a_killed_learner_repeats_its_steps_bit_by_bit_and_goes_on(tmp_path: Path) -> None:
+    path = make_project(tmp_path, agent=LEAN_AGENT, num_holdout=3)
+    # The checkpoint after step 4 is the only one, so a kill in step 6 makes step 5 be learned again.
+    process = start(
+        "train", "-c", str(path), "-s", "learn.steps=7", "-s", "learn.checkpoint_every=4", cwd=tmp_path
+    )
+    draw = random.Random(os.getpid())
+    wanted = 16 * 5 + draw.randrange(12)
+    until(lambda: num_steps(tmp_path) >= 5 and num_over(tmp_path) >= wanted, process, "step 6")
+    process.kill()
+    process.wait(10)
+    assert process.stdout is not None
+    process.stdout.close()
+    run = run_folder(tmp_path)
+    before = metrics(run)
+    leyden("train", "--resume", str(run), cwd=tmp_path)
+    after = metrics(run)
+    assert len(before) in (5, 6)
+    assert [recorded(row) for row in after[: len(before)]] == [recorded(row) for row in before]
+    assert_nothing_lost_or_doubled(tmp_path, 7)
+    assert (run / "report.html").exists()
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_over_with_its_own_rollouts(tmp_path: Path) -> None:
+    path = make_project(tmp_path, agent=LEAN_AGENT)
+    process = start("train", "-c", str(path), "-s", "learn.steps=3", "-s", 'tasks.holdout=""',
+                    "-s", "learn.checkpoint_every=3", cwd=tmp_path)  # fmt: skip
+    until(lambda: num_steps(tmp_path) >= 2, process, "step 2")
+    process.kill()
+    process.wait(10)
+    assert process.stdout is not None
+    process.stdout.close()
+    run = run_folder(tmp_path)
+    before = metrics(run)[:2]
+    leyden("train", "--resume", str(run), cwd=tmp_path)
+    assert [recorded(row) for row in metrics(run)[:2]] == [recorded(row) for row in before]
+    assert_nothing_lost_or_doubled(tmp_path, 3)
+
+
+@pytest.mark.parametrize(("word", "agent"), [("serve", AGENT), ("--worker", LEAN_AGENT)])
+def test_a_killed_gateway_or_runner_is_replaced_and_the_run_completes(
+    tmp_path: Path, word: str, agent: str
+) -> None:
+    path = make_project(tmp_path, agent=agent)
+    process = start(
+        "train", "-c", str(path), "-s", "learn.steps=4", "-s", 'tasks.holdout=""', cwd=tmp_path
+    )
+    wanted = 16 + random.Random(os.getpid()).randrange(16)
+    until(lambda: num_over(tmp_path) >= wanted, process, "step 2")
+    victim = child(process, word)
+    os.kill(victim.pid, signal.SIGKILL)
+    ended_well(process)
+    assert_nothing_lost_or_doubled(tmp_path, 4)
+
+
+def test_ctrl_c_stops_between_two_units_of_work_and_resume_goes_on(tmp_path: Path) -> None:
+    path = make_project(tmp_path, agent=LEAN_AGENT)
+    process = start("train", "-c", str(path), "-s", "learn.steps=3", "-s", 'tasks.holdout=""', cwd=tmp_path)
+    until(lambda: num_steps(tmp_path) >= 1, process, "step 1")
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGINT)
+    text, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 130, text
+    assert "Stopping after the work in hand" in text and "--resume" in text
+    gone, alive = psutil.wait_procs(children, timeout=10)
+    assert not alive and gone
+    leyden("train", "--resume", str(run_folder(tmp_path)), cwd=tmp_path)
+    assert_nothing_lost_or_doubled(tmp_path, 3)
