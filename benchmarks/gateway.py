@@ -181,9 +181,9 @@ def peer(seconds: float, cores: tuple[int, int]) -> dict[int, Result] | None:
     if python is None:
         print("no Python 3.12 was found, so agentlightning is not measured")
         return None
-    with engine(cores[1]) as (url, _):
+    with tempfile.TemporaryDirectory() as folder, engine(cores[1]) as (url, _):
         _prime(url)
-        server, port = agentlightning.start(python, url, core=cores[0])
+        server, port = agentlightning.start(python, url, core=cores[0], folder=Path(folder))
         try:
             name = f"agentlightning {agentlightning.VERSION}"
             return measure(

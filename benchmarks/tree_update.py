@@ -52,8 +52,8 @@ def random_smollm2() -> LoadedModel:
         max_position_embeddings=8192,
         rope_parameters={"rope_type": "default", "rope_theta": 100000.0},
         tie_word_embeddings=True,
-        attn_implementation=ATTENTION_NAME,
     )
+    config._attn_implementation = ATTENTION_NAME
     torch.manual_seed(0)
     return wrap(
         LlamaForCausalLM(config),
@@ -143,8 +143,7 @@ def measure(loaded: LoadedModel, batch: Batch, repeats: int, say: Callable[[str]
 
 
 def difference(batch: Batch, loaded: LoadedModel) -> float:
-    """|tree - padded| / |padded| over all gradients, in float32: in bfloat16 the rounding would be
-    measured."""
+    """|tree - padded| / |padded| over all gradients, in float32: bfloat16 would show its rounding."""
     modules = [m for m in loaded.model.modules() if type(m).__name__ == "LowLinear"]
     for module in modules:
         module.__class__ = torch.nn.Linear
@@ -163,9 +162,7 @@ def difference(batch: Batch, loaded: LoadedModel) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table and the JSON line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="the first shape only, 3 repetitions")
     parser.add_argument("--model", type=Path, help="folder of a model with the vocabulary of SmolLM2")
     parser.add_argument("--repeats", type=int, default=5)
@@ -202,8 +199,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         }
         line = results[name]
         print(
-            f"    tree is {line['speedup_over_padded']:.2f}x padded and {line['speedup_over_packed']:.2f}x packed, "
-            f"{line['share_of_bound']:.0%} of the bound; gradients differ by {line['max_rel_grad_diff']:.1e}",
+            f"    tree is {line['speedup_over_padded']:.2f}x padded and {line['speedup_over_packed']:.2f}x "
+            f"packed, {line['share_of_bound']:.0%} of the bound; gradients differ by "
+            f"{line['max_rel_grad_diff']:.1e}",
             flush=True,
         )
     first, *rest = results

@@ -67,8 +67,8 @@ def build_tiny_model(
                 num_attention_heads=4,
                 num_key_value_heads=2,
                 max_position_embeddings=max_context,
-                bos_token_id=tokenizer.convert_tokens_to_ids("<|im_start|>"),
-                eos_token_id=tokenizer.convert_tokens_to_ids("<|im_end|>"),
+                bos_token_id=tokenizer.bos_token_id,
+                eos_token_id=tokenizer.eos_token_id,
                 pad_token_id=tokenizer.pad_token_id,
                 tie_word_embeddings=True,
             )
@@ -87,7 +87,7 @@ def _tokenizer(pad_is_eos: bool) -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(special)
-    return PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer,
         unk_token="<|endoftext|>",
         bos_token="<|im_start|>",

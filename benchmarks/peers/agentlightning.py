@@ -32,8 +32,8 @@ def python_of(folder: Path) -> Path | None:
     return python
 
 
-def start(python: Path, engine_url: str, *, core: int) -> tuple[subprocess.Popen[bytes], int]:
-    """(process, port) of a server that has `engine_url` registered."""
+def start(python: Path, engine_url: str, *, core: int, folder: Path) -> tuple[subprocess.Popen[bytes], int]:
+    """(process, port) of a server that has `engine_url` registered; its log files go to `folder`."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -49,6 +49,7 @@ def start(python: Path, engine_url: str, *, core: int) -> tuple[subprocess.Popen
             "hydra.run.dir=.",
             "hydra.output_subdir=null",
         ],
+        cwd=folder,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         preexec_fn=lambda: os.sched_setaffinity(0, {core}),

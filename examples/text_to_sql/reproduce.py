@@ -87,7 +87,8 @@ def table(summaries: list[dict[str, Any]]) -> str:
                 f"| {summary['seed']} | {row['label']} | {100 * p['mean']:.1f} % | {100 * p['low']:.1f} to "
                 f"{100 * p['high']:.1f} | {row['tokens']:.1f} | {row['minutes']:.1f} |"
             )
-    lines += ["", "| seed | RL against SFT | won / lost | p (exact McNemar) | verdict | whole run |", "|---|---|---|---|---|---|"]
+    lines += ["", "| seed | RL against SFT | won / lost | p (exact McNemar) | verdict | whole run |"]
+    lines.append("|---|---|---|---|---|---|")
     for summary in summaries:
         v = summary["verdicts"].get("sft")
         if v is not None:

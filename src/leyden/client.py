@@ -16,11 +16,11 @@ TIMEOUT_S = 30.0
 """Longest wait for the gateway; recording is local work, so this is far above what it takes."""
 
 
-class OutsideAttempt(RuntimeError):  # noqa: N818 - says what is the case, as errors here do
+class OutsideAttempt(RuntimeError):
     """This process was not started by Leyden's runner."""
 
 
-class Refused(RuntimeError):  # noqa: N818
+class Refused(RuntimeError):
     """The gateway refused what was sent, or could not be reached."""
 
 

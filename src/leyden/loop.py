@@ -4,8 +4,8 @@
 
 `improve` is a whole run: evaluate, imitate approved demonstrations, reinforce, evaluate, judge. `reinforce_once` is
 one step of it, one line per room. Gateway and runner are processes of their own: they meet this one in the
-store. Whatever a step needs is derived from (run, step), so a run that was killed goes on by doing the same again: rollouts
-that are in the store are not run twice, and the update they lead to is the one they led to before.
+store. Whatever a step needs is derived from (run, step), so a run that was killed goes on by doing the same again:
+rollouts that are in the store are not run twice, and the update they lead to is the one they led to before.
 """
 
 import asyncio
@@ -26,8 +26,8 @@ from leyden.learning.backends.base import Backend, Objective, UpdateReport
 from leyden.learning.credit import Credit, apply_credit, credit_groups
 from leyden.release import evaluation, gate, holdout
 from leyden.runner.outcome import policies
-from leyden.store import aio, ledger, queue
 from leyden.step_report import step_report, update_numbers
+from leyden.store import aio, ledger, queue
 from leyden.store.base import Store
 from leyden.traces.assemble import Assembly, OutcomePolicy, assemble
 from leyden.traces.reader import Reader
@@ -168,9 +168,7 @@ async def reinforce_once(house: House, step: int) -> dict[str, Any]:
     update = await _update(house, batches, _objective(house, step, algorithm), before + 1)
     house.progress.end()
     seconds = {"rollouts": collected - started, "update": time.time() - collected}
-    report = step_report(
-        house.config, step, house.backend.version, traces, assembly, credit, update, seconds
-    )
+    report = step_report(house.config, step, house.backend.version, traces, assembly, credit, update, seconds)
     await _record_step(house, "rl", step, before, report)
     if (step + 1) % learn.checkpoint_every == 0 or step + 1 == learn.steps:
         await checkpoint(house, stage="rl", step=step + 1, full=True)
@@ -239,9 +237,7 @@ async def evaluate(
     holdout.guard(rollouts)
     limit_s = house.config.learn.step_timeout_s * max(1, len(rollouts) // 64)
     traces = await collect(house, f"evaluating {house.policy}@{version} ({label})", rollouts, limit_s)
-    result = evaluation.summarise(
-        traces, house.config, policy=house.policy, version=version, label=label, tasks=tasks
-    )
+    result = evaluation.summarise(traces, house.config, policy=house.policy, version=version, label=label, tasks=tasks)
     await aio.write(
         house.store,
         lambda connection: ledger.add_evaluation(
@@ -326,9 +322,7 @@ def _prune(house: House) -> None:
         house.backend.forget_optimizer(folder)
 
 
-async def _update(
-    house: House, batches: Sequence[batch.Batch], objective: Objective, version: int
-) -> UpdateReport:
+async def _update(house: House, batches: Sequence[batch.Batch], objective: Objective, version: int) -> UpdateReport:
     await house.services.hold()
     try:
         return await asyncio.to_thread(house.backend.update, batches, objective, version)
@@ -349,10 +343,7 @@ def assemble_for(config: Config, traces: Sequence[Trace], *, min_version: int | 
 
 def _trainable(config: Config) -> Mapping[Outcome, OutcomePolicy]:
     """What is done with each outcome once retries are used up: `retry` then means `exclude`."""
-    return {
-        outcome: "exclude" if policy == "retry" else policy
-        for outcome, policy in policies(config.rewards).items()
-    }
+    return {outcome: "exclude" if policy == "retry" else policy for outcome, policy in policies(config.rewards).items()}
 
 
 def _batches(house: House, step: int, assembly: Assembly, credit: Credit) -> list[batch.Batch]:

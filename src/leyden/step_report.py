@@ -27,9 +27,7 @@ def step_report(
     """Every number of one reinforcement step, as plain JSON."""
     rewards = [t.rollout.reward for t in traces if t.rollout.reward is not None]
     clusters = [list(g.rewards) for g in credit.groups if g.rewards]
-    interval = stats.cluster_bootstrap(
-        clusters, level=config.eval.level, resamples=1000, seed=config.run.seed
-    )
+    interval = stats.cluster_bootstrap(clusters, level=config.eval.level, resamples=1000, seed=config.run.seed)
     success = evaluation.successes(traces, config)
     sampled_tokens = [sum(call.num_sampled for call in t.calls) for t in traces]
     return {
@@ -67,8 +65,7 @@ def _group_successes(config: Config, traces: Sequence[Trace]) -> list[tuple[str,
     for trace in traces:
         groups.setdefault(trace.rollout.group_id or trace.rollout.id, []).append(trace)
     return [
-        (group[0].rollout.task.id, [float(s) for s in evaluation.successes(group, config)])
-        for group in groups.values()
+        (group[0].rollout.task.id, [float(s) for s in evaluation.successes(group, config)]) for group in groups.values()
     ]
 
 

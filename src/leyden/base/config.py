@@ -1,8 +1,9 @@
 """The configuration: one frozen tree, TOML in, loaded without torch.
 
-`load(path, overrides)` returns a `Config` from TOML, or from the JSON that `dump` wrote; an unknown key is an error that names the nearest known key, a value
-of the wrong type is an error that names the key and the value. Overrides have the form `learn.steps=20`; the
-part after `=` is read as TOML, and as a plain string where that fails. Paths are relative to the file.
+`load(path, overrides)` returns a `Config` from TOML, or from the JSON that `dump` wrote; an unknown key is an error
+that names the nearest known key, a value of the wrong type is an error that names the key and the value. Overrides
+have the form `learn.steps=20`; the part after `=` is read as TOML, and as a plain string where that fails. Paths are
+relative to the file.
 """
 
 import difflib

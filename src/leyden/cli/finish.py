@@ -38,9 +38,7 @@ def finish(house: House, improvement: Improvement) -> Path:
     path = house.folder / "report.html"
     path.write_text(render(data), encoding="utf-8")
     (house.folder / "summary.json").write_text(json.dumps(summary(house, improvement, data), indent=2), "utf-8")
-    house.store.write(
-        lambda connection: ledger.set_run_state(connection, house.store, house.run_id, "done")
-    ).result(30)
+    house.store.write(lambda connection: ledger.set_run_state(connection, house.store, house.run_id, "done")).result(30)
     for label, verdict in improvement.verdicts.items():
         house.progress.say(f"Verdict against {LABELS[label].lower()} ({verdict.incumbent}): {gate.explain(verdict)}")
     for line in data.get("diagnostics", ()):
@@ -81,12 +79,17 @@ def report_data(house: House, improvement: Improvement) -> ReportData:
         "level": house.config.eval.level,
         "run": {"facts": _facts(house, rows), "config": _config_text(house.folder)},
         "evaluations": [_evaluation(house, label, judged[label], rows) for label in judged],
-        "steps": [_step(step, house.config.learn) for step in steps],  # type: ignore[typeddict-item]
-        "outcomes": [
-            {"stage": step["stage"], "step": step["step"], "counts": step["outcomes"]} for step in reinforced
-        ],
+        "steps": [_step(step, house.config.learn) for step in steps],
+        "outcomes": [{"stage": step["stage"], "step": step["step"], "counts": step["outcomes"]} for step in reinforced],
         "conservation": [
-            {"stage": step["stage"], "step": step["step"], **step["conservation"]} for step in reinforced
+            {
+                "stage": step["stage"],
+                "step": step["step"],
+                "sampled": step["conservation"]["sampled"],
+                "trained": step["conservation"]["trained"],
+                "dropped": step["conservation"]["dropped"],
+            }
+            for step in reinforced
         ],
         "diagnostics": diagnostics(house.config, reinforced, judged),
     }
@@ -115,8 +118,8 @@ def diagnostics(
         if found.memorised:
             named = ", ".join(found.memorised[:8]) + (" ..." if len(found.memorised) > 8 else "")
             said.append(
-                f"{len(found.memorised)} of {found.num_tasks} tasks are memorised (every rollout solved them: {named}); "
-                "they teach nothing more, so give RL tasks that were not imitated, or harder ones."
+                f"{len(found.memorised)} of {found.num_tasks} tasks are memorised: every rollout solved them ({named}). "
+                "They teach nothing more, so give RL tasks that were not imitated, or harder ones."
             )
         if found.hopeless:
             named = ", ".join(found.hopeless[:8]) + (" ..." if len(found.hopeless) > 8 else "")
@@ -138,8 +141,8 @@ def diagnostics(
     for label, result in judged.items():
         if result.num_excluded:
             said.append(
-                f"{result.num_excluded} rollouts of the evaluation {label!r} do not count: the infrastructure failed or "
-                "nobody scored them."
+                f"{result.num_excluded} rollouts of the evaluation {label!r} do not count: the infrastructure failed "
+                "or nobody scored them."
             )
     if not judged:
         said.append("There was no holdout, so nothing was proved; set tasks.holdout.")
@@ -190,9 +193,7 @@ def _mean(interval: stats.Interval) -> dict[str, float | None]:
     return {"mean": finite(interval.mean), "low": finite(interval.low), "high": finite(interval.high)}
 
 
-def _evaluation(
-    house: House, label: str, result: evaluation.Evaluation, rows: Sequence[ledger.Step]
-) -> Any:
+def _evaluation(house: House, label: str, result: evaluation.Evaluation, rows: Sequence[ledger.Step]) -> Any:
     run = house.store.read(lambda connection: ledger.get_run(connection, house.run_id))
     trained = {"base": [], "sft": [r for r in rows if r.stage == "sft"], "final": list(rows)}[label]
     last = max((row.created_at for row in trained), default=run.created_at)
@@ -212,7 +213,7 @@ def _evaluation(
     }
 
 
-def _step(step: Mapping[str, Any], learn: LearnConfig) -> dict[str, Any]:
+def _step(step: Mapping[str, Any], learn: LearnConfig) -> Any:
     """The keys that the report knows, under its names."""
     shown = ("stage", "step", "reward_mean", "reward_low", "reward_high", "success", "loss", "grad_norm", "kl",
              "entropy", "gap_mean", "gap_max", "num_groups", "num_zero_variance")  # fmt: skip

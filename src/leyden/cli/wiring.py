@@ -114,14 +114,10 @@ class GatewayClient:
 class LocalServices:
     """Gateway and runner of one run on this machine."""
 
-    def __init__(
-        self, config: Config, folder: Path, run_id: str, engine_url: str, engine_key: str
-    ) -> None:
+    def __init__(self, config: Config, folder: Path, run_id: str, engine_url: str, engine_key: str) -> None:
         """`config` with the policy's engine replaced by the embedded sampler is what the children read."""
         policy = config.learn.policy
-        changed = config.policies[policy].model_copy(
-            update={"engine": engine_url, "engine_key_env": ENGINE_KEY_ENV}
-        )
+        changed = config.policies[policy].model_copy(update={"engine": engine_url, "engine_key_env": ENGINE_KEY_ENV})
         served = config.model_copy(update={"policies": {**config.policies, policy: changed}})
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "served.json"

@@ -70,10 +70,10 @@ def test_a_task_file_that_is_not_there_is_named(leyden: Caller, project: Path) -
 
 
 def test_a_broken_line_and_a_doubled_id_are_named_with_their_line(leyden: Caller, project: Path) -> None:
-    (project / "broken.jsonl").write_text('{"id": "a"}\n{"id": \n', encoding="utf-8")
+    (project / "broken.jsonl").write_text('{"id": "a", "input": {}}\n{"id": \n', encoding="utf-8")
     said = leyden("train", "-c", project / "leyden.toml", "-s", "tasks.train=broken.jsonl")
     assert said.code == 2 and "line 2" in said.err and "not JSON" in said.err
-    (project / "twice.jsonl").write_text('{"id": "a"}\n{"id": "a"}\n', encoding="utf-8")
+    (project / "twice.jsonl").write_text('{"id": "a", "input": {}}\n' * 2, encoding="utf-8")
     said = leyden("train", "-c", project / "leyden.toml", "-s", "tasks.train=twice.jsonl")
     assert said.code == 2 and "line 2" in said.err and "'a'" in said.err
 
@@ -86,10 +86,10 @@ def test_a_task_in_both_splits_is_refused(leyden: Caller, project: Path) -> None
 
 
 def test_without_a_holdout_training_says_that_nothing_can_be_proved(leyden: Caller, project: Path) -> None:
-    said = leyden("train", "-c", project / "leyden.toml", "-s", 'tasks.holdout=""', "-s", "policies.main.model=absent")
+    said = leyden("train", "-c", project / "leyden.toml", "-s", 'tasks.holdout=""', "-s", "policies.main.model=./absent")
     assert "No holdout tasks" in said.out and "cannot prove a gain" in said.out
-    said = leyden("eval", "-c", project / "leyden.toml", "-s", 'tasks.holdout=""', "-s", "policies.main.model=absent")
-    assert said.code != 0
+    said = leyden("eval", "-c", project / "leyden.toml", "-s", 'tasks.holdout=""', "-s", "policies.main.model=./absent")
+    assert said.code == 2 and "tasks.holdout" in said.err
 
 
 def test_a_model_that_is_not_there_is_named(leyden: Caller, project: Path) -> None:

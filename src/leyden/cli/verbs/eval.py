@@ -24,20 +24,22 @@ HELP = "Evaluate a policy version on a split; with --against, compare two on the
 def command(
     config: ConfigOption = DEFAULT_CONFIG,
     override: SetOption = None,
-    version: str = typer.Option("", "--version-of", metavar="POLICY@N", help="What to evaluate; the newest by default."),
+    version: str = typer.Option(
+        "", "--version-of", metavar="POLICY@N", help="What to evaluate; the newest by default."
+    ),
     against: str = typer.Option("", "--against", metavar="POLICY@N", help="Compare with this version."),
     split: str = typer.Option("holdout", "--split", help="holdout or val."),
     json_output: JsonOption = False,
 ) -> None:
     """Print pass@1 and mean reward with intervals, per domain, and the verdict."""
     settings = read_config(config, override)
+    _, val, held, _ = wiring.tasks_of(settings)
+    if not {"holdout": held, "val": val}.get(split):
+        raise TaskError(f"there are no {split} tasks; set tasks.{split} in the configuration, or choose holdout or val")
     progress = JsonProgress() if json_output else TextProgress()
     stop = wiring.StopSignal()
     stop.install()
     with wiring.open_house(settings, progress, stop=stop, training=False) as house:
-        tasks = {"holdout": house.holdout_tasks, "val": house.val_tasks}.get(split)
-        if not tasks:
-            raise TaskError(f"there are no {split} tasks; set tasks.{split} in the configuration")
         policy = house.policy
         known = [v.version for v in house.store.read(lambda c: ledger.policy_versions(c, policy))]
         number = parse_version(version, policy, known) if version else max(known, default=0)
@@ -45,7 +47,11 @@ def command(
         results = asyncio.run(_evaluate(house, numbers, split))
         verdict = (
             gate.compare(
-                results[0], results[1], level=settings.eval.level, resamples=settings.eval.resamples, seed=settings.run.seed
+                results[0],
+                results[1],
+                level=settings.eval.level,
+                resamples=settings.eval.resamples,
+                seed=settings.run.seed,
             )
             if against
             else None

@@ -30,7 +30,9 @@ def command(
     config: ConfigOption = DEFAULT_CONFIG,
     override: SetOption = None,
     run: str = typer.Option("", "--run", metavar="RUN", help="Only this run."),
-    include_dropped: bool = typer.Option(False, "--dropped", help="Also write what would not be trained, with the reason."),
+    include_dropped: bool = typer.Option(
+        False, "--dropped", help="Also write what would not be trained, with the reason."
+    ),
     json_output: JsonOption = False,
 ) -> None:
     """Print how many samples and tokens were written, and what was left out and why."""

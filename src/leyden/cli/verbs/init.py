@@ -34,7 +34,8 @@ def command(
         typer.echo(json.dumps({"folder": str(folder.resolve()), "files": sorted(contents)}))
         return
     typer.echo(f"Wrote {', '.join(sorted(contents))} to {folder.resolve()}")
-    typer.echo("Next: put your agent into agent.py and your check into verify.py, then\n  leyden run --limit 2\n  leyden train")
+    typer.echo("Next: put your agent into agent.py and your check into verify.py, then")
+    typer.echo("  leyden run --limit 2\n  leyden train")
 
 
 def _tasks(split: str, count: int, seed: int) -> str:

@@ -134,12 +134,15 @@ def _show(settings: Config, trace: Trace, actions: Sequence[Action], credit: flo
     reward = "none" if rollout.reward is None else f"{rollout.reward:.4f}"
     console.print(Text(f"Rollout {rollout.id}", style="bold"))
     console.print(
-        f"task {rollout.task.id} ({rollout.task.split}), attempt {attempt.number}, outcome {rollout.outcome or rollout.state}, "
-        f"reward {reward}, credit {'none' if credit is None else f'{credit:+.4f}'}",
+        f"task {rollout.task.id} ({rollout.task.split}), attempt {attempt.number}, "
+        f"outcome {rollout.outcome or rollout.state}, reward {reward}, "
+        f"credit {'none' if credit is None else f'{credit:+.4f}'}",
         markup=False,
     )
     if trace.rewards:
-        console.print("components: " + ", ".join(f"{r.name} {r.value:g}" for r in trace.rewards), markup=False, soft_wrap=True)
+        console.print(
+            "components: " + ", ".join(f"{r.name} {r.value:g}" for r in trace.rewards), markup=False, soft_wrap=True
+        )
     for text in (attempt.diagnosis, attempt.detail):
         if text:
             console.print(f"note: {text}", markup=False, soft_wrap=True)
@@ -167,7 +170,11 @@ def _show(settings: Config, trace: Trace, actions: Sequence[Action], credit: flo
                 fate = f"dropped: {action.drop} ({action.detail})"
             else:
                 fate = "trained"
-            console.print(f"  choice {choice.index}: {len(choice.completion_ids)} tokens, {choice.finish_reason}, {fate}", markup=False, soft_wrap=True)
+            console.print(
+                f"  choice {choice.index}: {len(choice.completion_ids)} tokens, {choice.finish_reason}, {fate}",
+                markup=False,
+                soft_wrap=True,
+            )
             if decode:
                 style = "green" if action is not None and action.drop is None else "red"
                 console.print(_token_line(decode, choice.completion_ids.tolist(), choice.logprobs.tolist(), style))

@@ -117,19 +117,19 @@ def _rollouts(store: Store, tasks: list[Task], samples: int, mode: Mode, setting
     for task in tasks:
         group = new_id("group")
         sampling = {} if mode == "train" else settings.policies[settings.learn.policy].eval.model_dump()
-        for k in range(samples):
-            rollouts.append(
-                Rollout(
-                    id=new_id("ro"),
-                    task=task,
-                    mode=mode,
-                    group_id=group,
-                    policy_versions=versions,
-                    sampling=sampling,
-                    seed=k,
-                    created_at=time.time(),
-                )
+        rollouts += [
+            Rollout(
+                id=new_id("ro"),
+                task=task,
+                mode=mode,
+                group_id=group,
+                policy_versions=versions,
+                sampling=sampling,
+                seed=k,
+                created_at=time.time(),
             )
+            for k in range(samples)
+        ]
     return rollouts
 
 

@@ -20,7 +20,9 @@ HELP = "Improve a policy: evaluate, imitate demonstrations, reinforce, evaluate 
 def command(
     config: ConfigOption = DEFAULT_CONFIG,
     override: SetOption = None,
-    resume: Path = typer.Option(None, "--resume", metavar="RUN_FOLDER", help="Go on with a run that was stopped.", file_okay=False),
+    resume: Path = typer.Option(
+        None, "--resume", metavar="RUN_FOLDER", help="Go on with a run that was stopped.", file_okay=False
+    ),
     json_output: JsonOption = False,
 ) -> None:
     """Print progress, the verdict and the path of the report."""
@@ -43,7 +45,9 @@ def train(
     settings: Config, progress: TextProgress | JsonProgress, *, resume: Path | None = None
 ) -> tuple[Improvement, Path]:
     """Run the loop and write the report; (what came out, path of the report)."""
-    stop = wiring.StopSignal(on_first=lambda: progress.say("Stopping after the work in hand; Ctrl-C again ends at once."))
+    stop = wiring.StopSignal(
+        on_first=lambda: progress.say("Stopping after the work in hand; Ctrl-C again ends at once.")
+    )
     stop.install()
     wiring.raise_open_files()
     with wiring.open_house(settings, progress, resume=resume.resolve() if resume else None, stop=stop) as house:

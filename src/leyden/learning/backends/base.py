@@ -21,8 +21,8 @@ class Objective:
     """What one optimizer step minimises: `sum_n weight_n * (surrogate_n + kl * k3_n - entropy * H_n)`."""
 
     surrogate: Surrogate = "policy_gradient"
-    """`policy_gradient`: -credit * logp; `ppo_clip`: -min(ratio * credit, clipped ratio * credit); `nll`: -credit * logp
-    without importance weight."""
+    """`policy_gradient`: -credit * logp; `ppo_clip`: -min(ratio * credit, clipped ratio * credit);
+    `nll`: -credit * logp without importance weight."""
     clip_low: float = 0.2
     """`ppo_clip`: ratios are clipped at 1 - clip_low."""
     clip_high: float = 0.2

@@ -1,6 +1,7 @@
 """Who sees whom: the tree's rule against brute-force ancestors, and every kernel against the dense one."""
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,15 +53,10 @@ def ancestors(parents: np.ndarray) -> np.ndarray:
 
 def qkv(size: int, heads: int = 4, kv_heads: int = 2, rows: int = 1) -> list[torch.Tensor]:
     torch.manual_seed(1)
-    return [
-        torch.randn(rows, h, size, 8, dtype=torch.float64, requires_grad=True)
-        for h in (heads, kv_heads, kv_heads)
-    ]
+    return [torch.randn(rows, h, size, 8, dtype=torch.float64, requires_grad=True) for h in (heads, kv_heads, kv_heads)]
 
 
-def by_definition(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: np.ndarray, scaling: float
-) -> torch.Tensor:
+def by_definition(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: np.ndarray, scaling: float) -> torch.Tensor:
     groups = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
     scores = (q @ k.transpose(-1, -2)) * scaling
@@ -69,7 +65,8 @@ def by_definition(
 
 def agree(kernel: attention.AttentionKernel, seen: np.ndarray, inputs: list[torch.Tensor]) -> None:
     """Values and gradients of a kernel are those of the definition."""
-    out, expected = kernel(MODULE, *inputs, 0.3), by_definition(*inputs, seen, 0.3)  # type: ignore[call-arg]
+    q, k, v = inputs
+    out, expected = kernel(MODULE, q, k, v, 0.3), by_definition(q, k, v, seen, 0.3)
     assert torch.allclose(out, expected, atol=1e-10)
     direction = torch.randn_like(out)
     found = torch.autograd.grad(out, inputs, direction)
@@ -80,9 +77,7 @@ def agree(kernel: attention.AttentionKernel, seen: np.ndarray, inputs: list[torc
 
 @given(st.integers(0, 10_000), st.integers(1, 60), st.sampled_from([0.5, 0.8, 0.97]))
 @settings(max_examples=60, deadline=None)
-def test_the_tree_rule_is_that_a_token_sees_itself_and_its_ancestors(
-    seed: int, size: int, straight: float
-) -> None:
+def test_the_tree_rule_is_that_a_token_sees_itself_and_its_ancestors(seed: int, size: int, straight: float) -> None:
     parents = random_parents(np.random.default_rng(seed), size, straight)
     assert np.array_equal(attention.tree_mask(ends_of(parents)), ancestors(parents))
 
@@ -91,7 +86,9 @@ def test_the_rule_holds_for_the_forest_of_real_sequences() -> None:
     rng = np.random.default_rng(5)
     sequences = [rng.integers(0, 3, rng.integers(1, 30)).astype(np.int32) for _ in range(40)]
     forest = build_forest(sequences)
-    assert np.array_equal(attention.tree_mask(forest.end_U), ancestors(forest.parent_U.astype(np.int64)))
+    assert np.array_equal(
+        attention.tree_mask(forest.end_U.astype(np.int64)), ancestors(forest.parent_U.astype(np.int64))
+    )
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -128,22 +125,25 @@ def test_padded_rows_are_causal() -> None:
     agree(attention.kernel_for(Causal(), CPU), np.tril(np.ones((9, 9), bool)), qkv(9, rows=3))
 
 
-def test_attention_outside_a_scope_is_an_assertion_and_scopes_nest() -> None:
-    inputs = qkv(3)
-    with pytest.raises(AssertionError, match="outside attention_scope"):
-        attention._attend(MODULE, *inputs, None)  # type: ignore[call-arg]
+def attend(**extra: Any) -> tuple[torch.Tensor, None]:
+    """As an attention layer of transformers calls it."""
+    q, k, v = qkv(3)
+    return attention._attend(MODULE, q, k, v, None, **extra)
 
-    def other(
-        module: nn.Module, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float
-    ) -> torch.Tensor:
+
+def test_attention_outside_a_scope_is_an_assertion_and_scopes_nest() -> None:
+    with pytest.raises(AssertionError, match="outside attention_scope"):
+        attend()
+
+    def other(module: nn.Module, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float) -> torch.Tensor:
         return torch.zeros_like(q)
 
     with attention.attention_scope(attention.causal_kernel):
         with attention.attention_scope(other):
-            assert not attention._attend(MODULE, *inputs, None)[0].any()  # type: ignore[call-arg]
-        assert attention._attend(MODULE, *inputs, None)[0].any()  # type: ignore[call-arg]
+            assert not attend()[0].any()
+        assert attend()[0].any()
 
 
 def test_an_attention_that_is_more_than_a_softmax_is_refused_by_name() -> None:
     with attention.attention_scope(attention.causal_kernel), pytest.raises(ModelUnusable, match="softcap"):
-        attention._attend(MODULE, *qkv(3), None, softcap=50.0)  # type: ignore[call-arg]
+        attend(softcap=50.0)

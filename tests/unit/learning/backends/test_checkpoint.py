@@ -79,9 +79,7 @@ def test_a_merged_update_gives_the_logits_of_base_and_adapter(load_tiny: Load, t
         assert torch.allclose(ours, plain(ids).logits, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "name", ["model.safetensors", "trainer.safetensors", "config.json", "tokenizer.json"]
-)
+@pytest.mark.parametrize("name", ["model.safetensors", "trainer.safetensors", "config.json", "tokenizer.json"])
 def test_a_truncated_file_is_refused_and_nothing_changes(load_tiny: Load, tmp_path: Path, name: str) -> None:
     loaded = load_tiny()
     trainer = Trainer(loaded, LearnConfig())

@@ -31,7 +31,7 @@ OBJECTIVES = {
 
 
 def trainer_for(loaded: LoadedModel, layout: str, token_budget: int = 4096) -> Trainer:
-    return Trainer(loaded, LearnConfig(layout=layout, token_budget=token_budget))  # type: ignore[arg-type]
+    return Trainer(loaded, LearnConfig(layout=layout, token_budget=token_budget))
 
 
 def gradient(

@@ -60,7 +60,10 @@ def test_a_group_is_computed_once_in_the_tree_and_prefixes_ride_in_padded_and_pa
     second = (np.asarray([*prompt, 20, 21, 22, 40, 30, 31], np.int32), 14)
     sibling = (np.asarray([*prompt, 25, 26, 27, 28], np.int32), 10)
     batch = make_batch([first, second, sibling], np.random.default_rng(0))
-    tokens = {layout: sum(p.num_tokens for p in plan_passes(batch, layout, 4096)) for layout in LAYOUTS}  # type: ignore[arg-type]
+    tokens = {}
+    for layout in LAYOUTS:
+        passes = plan_passes(batch, layout, 4096)  # type: ignore[arg-type]
+        tokens[layout] = sum(p.num_tokens for p in passes)
     # The last token of each input predicts nothing and is left out.
     assert tokens == {"single": 12 + 15 + 13, "padded": 2 * 15, "packed": 15 + 13, "tree": 10 + 5 + 3}
 
@@ -79,9 +82,7 @@ def test_the_budget_cuts_between_groups_not_through_them(layout: str) -> None:
     groups = [np.concatenate([[g], rng.integers(0, 60, 19)]).astype(np.int32) for g in range(3)]
     # Interleaved as they arrive; a group of four shares its prompt.
     actions = [
-        (np.concatenate([groups[g], rng.integers(0, 60, 6)]).astype(np.int32), 20)
-        for _ in range(4)
-        for g in range(3)
+        (np.concatenate([groups[g], rng.integers(0, 60, 6)]).astype(np.int32), 20) for _ in range(4) for g in range(3)
     ]
     batch = make_batch(actions, rng)
     passes = plan_passes(batch, layout, 100)  # type: ignore[arg-type]

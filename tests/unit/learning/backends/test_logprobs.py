@@ -50,9 +50,7 @@ def test_blocks_equal_the_full_softmax_and_its_gradient(entropy: bool, block_byt
         used.weight = head.weight
         nn.init.zeros_(used.bias)
     positions = logprobs.plan_positions(source_L, temperature_L, token_L, torch.device("cpu"), torch.float64)
-    logp_L, entropy_L = logprobs.label_logprobs(
-        hidden_BTE, used, positions, entropy=entropy, block_bytes=block_bytes
-    )
+    logp_L, entropy_L = logprobs.label_logprobs(hidden_BTE, used, positions, entropy=entropy, block_bytes=block_bytes)
     expected_logp_L, expected_entropy_L = full(hidden_BTE, head, source_L, temperature_L, token_L)
     assert torch.allclose(logp_L, expected_logp_L, rtol=1e-12)
     weights_L = torch.randn(2, L, dtype=torch.float64)

@@ -31,6 +31,7 @@ from leyden.learning.backends.embedded.model import (
     LoadedModel,
     convert_gguf,
     load_model,
+    load_tokenizer,
     parameter_fingerprint,
 )
 from leyden.learning.backends.embedded.trainer import Trainer
@@ -100,6 +101,12 @@ def test_a_gguf_file_becomes_a_plain_folder_with_the_same_weights(tmp_path: Path
     assert plain.chat_template == direct.chat_template and plain.eos_ids == direct.eos_ids
 
 
+def test_a_tokenizer_can_be_read_without_weights(tiny_folder: Path, tmp_path: Path) -> None:
+    assert load_tokenizer(tiny_folder).decode([1]) == "<|im_start|>"
+    with pytest.raises(ModelUnusable, match="no model folder"):
+        load_tokenizer(tmp_path / "absent")
+
+
 def test_a_missing_model_names_what_was_looked_for(tmp_path: Path) -> None:
     with pytest.raises(ModelUnusable, match=f"no model folder {tmp_path / 'absent'}"):
         load_model(tmp_path / "absent")
@@ -147,9 +154,7 @@ def test_a_context_beyond_the_positions_of_the_model_is_refused(tmp_path: Path) 
 
 
 def test_an_encoder_decoder_is_refused(tiny_folder: Path, tmp_path: Path) -> None:
-    config = T5Config(
-        vocab_size=64, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0
-    )
+    config = T5Config(vocab_size=64, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
     folder = save(T5ForConditionalGeneration(config), tiny_folder, tmp_path / "m")
     with pytest.raises(ModelUnusable, match=r"encoder-decoder \(t5\)"):
         load_model(folder)

@@ -18,7 +18,7 @@ from leyden.base.config import LearnConfig, LoraConfig
 from leyden.base.errors import LearningError, ObjectiveError
 from leyden.learning.backends.base import Objective
 from leyden.learning.backends.embedded.attention import attention_scope, causal_kernel
-from leyden.learning.backends.embedded.model import LoadedModel, parameter_fingerprint
+from leyden.learning.backends.embedded.model import ComputeType, LoadedModel, parameter_fingerprint
 from leyden.learning.backends.embedded.precision import LowLinear
 from leyden.learning.backends.embedded.trainer import Trainer
 from leyden.learning.batch import Batch
@@ -40,9 +40,7 @@ def plain_logprobs(loaded: LoadedModel, batch: Batch) -> torch.Tensor:
             logits_TV = loaded.causal(input_ids=ids_BT, use_cache=False).logits[0]
         log_p_TV = torch.log_softmax(logits_TV / float(batch.temperature_A[a]), -1)
         places = range(int(batch.prompt_len_A[a]), len(sequence))
-        parts.append(
-            torch.stack([log_p_TV[p - 1, sequence[p]] for p in places]) if places else log_p_TV[:0, 0]
-        )
+        parts.append(torch.stack([log_p_TV[p - 1, sequence[p]] for p in places]) if places else log_p_TV[:0, 0])
     return torch.cat(parts)
 
 
@@ -52,7 +50,7 @@ def test_gradient_and_logprobs_are_those_of_a_plain_computation(kind: str, layou
     loaded = make_loaded(kind)
     loaded.model.double()
     batch = some_batch()
-    trainer = Trainer(loaded, LearnConfig(layout=layout, token_budget=40))  # type: ignore[arg-type]
+    trainer = Trainer(loaded, LearnConfig(layout=layout, token_budget=40))
     logp_N = plain_logprobs(loaded, batch)
     assert np.allclose(trainer.logprobs(batch), logp_N.detach().numpy(), rtol=1e-6)
     sampler_N = torch.from_numpy(batch.logp_sampler_N.astype(np.float64))
@@ -93,7 +91,7 @@ def test_the_token_budget_changes_the_number_of_tokens_but_not_the_gradient() ->
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_two_runs_are_bit_identical(dtype: str) -> None:
+def test_two_runs_are_bit_identical(dtype: ComputeType) -> None:
     prints = []
     for _ in range(2):
         loaded = make_loaded(dtype=dtype)
@@ -121,9 +119,7 @@ def test_bfloat16_has_nearly_the_gradient_of_float32() -> None:
 
 def test_old_logprobs_are_those_before_the_first_of_several_steps() -> None:
     loaded, batch = make_loaded(), some_batch()
-    objective = Objective(
-        surrogate="ppo_clip", learning_rate=0.05, importance_cap=0.0, clip_low=0.01, clip_high=0.01
-    )
+    objective = Objective(surrogate="ppo_clip", learning_rate=0.05, importance_cap=0.0, clip_low=0.01, clip_high=0.01)
     one = Trainer(make_loaded(), LearnConfig()).update([batch], objective)
     assert one.clip_fraction == 0 and one.num_optimizer_steps == 1
     assert "old_logprobs" not in one.seconds
@@ -149,9 +145,7 @@ def test_lora_trains_its_own_parameters_and_leaves_the_base_alone() -> None:
     loaded = make_loaded(lora=LoraConfig(rank=4), dtype="bfloat16")
     before = {n: p.detach().clone() for n, p in loaded.model.named_parameters()}
     trainer = Trainer(loaded, LearnConfig())
-    reports = [
-        trainer.update([some_batch()], Objective(surrogate="nll", learning_rate=0.02)) for _ in range(3)
-    ]
+    reports = [trainer.update([some_batch()], Objective(surrogate="nll", learning_rate=0.02)) for _ in range(3)]
     assert reports[-1].loss != reports[0].loss
     for name, parameter in loaded.model.named_parameters():
         assert torch.equal(parameter, before[name]) == ("lora_" not in name), name

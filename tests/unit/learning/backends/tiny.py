@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, GemmaConfig, LlamaConfig, Qwen2Co
 
 from leyden.base.config import LoraConfig
 from leyden.learning.backends.embedded.attention import ATTENTION_NAME
-from leyden.learning.backends.embedded.model import LoadedModel, wrap
+from leyden.learning.backends.embedded.model import ComputeType, LoadedModel, wrap
 from leyden.learning.batch import Batch
 
 VOCAB = 64
@@ -32,7 +32,7 @@ def in_its_own_type(norm: torch.nn.Module) -> None:
         assert isinstance(weight, torch.Tensor)
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * (weight + offset)
 
-    norm.forward = forward  # type: ignore[method-assign]
+    norm.forward = forward
 
 
 class NoTokenizer:
@@ -45,7 +45,7 @@ class NoTokenizer:
 def make_loaded(
     kind: str = "llama",
     *,
-    dtype: str = "float32",
+    dtype: ComputeType = "float32",
     lora: LoraConfig | None = None,
     seed: int = 0,
     tied: bool = True,
@@ -67,7 +67,9 @@ def make_loaded(
         pad_token_id=2,
     )
     torch.manual_seed(seed)
-    causal = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION_NAME, dtype=torch.float32)
+    causal = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+        config, attn_implementation=ATTENTION_NAME, dtype=torch.float32
+    )
     for module in causal.modules():
         if type(module).__name__.endswith("RMSNorm"):
             in_its_own_type(module)
@@ -79,13 +81,11 @@ def make_loaded(
         lora=lora,
         max_context=256,
         source=f"a tiny {kind}",
-        seed=seed,  # type: ignore[arg-type]
+        seed=seed,
     )
 
 
-def random_sequences(
-    rng: np.random.Generator, num: int, *, longest: int = 14
-) -> list[tuple[np.ndarray, int]]:
+def random_sequences(rng: np.random.Generator, num: int, *, longest: int = 14) -> list[tuple[np.ndarray, int]]:
     """(sequence, prompt length) of actions that continue, repeat, extend and share prefixes with earlier
     ones."""
     made: list[tuple[np.ndarray, int]] = []

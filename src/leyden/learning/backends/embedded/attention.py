@@ -136,9 +136,7 @@ def _dense_tree_kernel(end_U: Index, device: torch.device) -> AttentionKernel:
         return zeros.masked_fill_(~allowed_UU, float("-inf"))
 
     def kernel(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, scaling: float) -> Tensor:
-        return scaled_dot_product_attention(
-            q, k, v, attn_mask=additive(q.dtype), scale=scaling, enable_gqa=True
-        )
+        return scaled_dot_product_attention(q, k, v, attn_mask=additive(q.dtype), scale=scaling, enable_gqa=True)
 
     return kernel
 
@@ -158,9 +156,7 @@ class _Block:
         """Additive mask (Q, J), made anew for each layer so that no U x U table is ever held."""
         row_Q = torch.arange(self.start, self.stop, device=self.key_J.device)[:, None]
         allowed_QJ = (self.key_J <= row_Q) & (row_Q < self.end_J)
-        return torch.zeros(allowed_QJ.shape, dtype=dtype, device=row_Q.device).masked_fill_(
-            ~allowed_QJ, float("-inf")
-        )
+        return torch.zeros(allowed_QJ.shape, dtype=dtype, device=row_Q.device).masked_fill_(~allowed_QJ, float("-inf"))
 
 
 def plan_blocks(end_U: Index, device: torch.device, rows: int = BLOCK_ROWS) -> list[_Block]:
@@ -218,9 +214,7 @@ def _gather(block: _Block, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Ten
 
 
 def _one_block(block: _Block, q: Tensor, k: Tensor, v: Tensor, scaling: float) -> Tensor:
-    return scaled_dot_product_attention(
-        q, k, v, attn_mask=block.bias(q.dtype), scale=scaling, enable_gqa=True
-    )
+    return scaled_dot_product_attention(q, k, v, attn_mask=block.bias(q.dtype), scale=scaling, enable_gqa=True)
 
 
 def _flex_tree_kernel(end_U: Index, device: torch.device) -> AttentionKernel:

@@ -1,5 +1,4 @@
-"""Checkpoints: a folder that appears whole or not at all, and that is verified before anything is read from
-it.
+"""Checkpoints: a folder that appears whole or not at all, and is verified before anything is read from it.
 
     config.json, model.safetensors, tokenizer*, chat_template.jinja     plain Hugging Face, or
     adapter_config.json, adapter_model.safetensors, tokenizer*          with LoRA: the update only
@@ -66,8 +65,7 @@ def atomic_folder(target: Path) -> Iterator[Path]:
 
 
 def save(folder: Path, loaded: LoadedModel, trainer: Trainer | None = None) -> None:
-    """Write the weights to `folder`; with a trainer, everything that it needs to go on. Raises
-    CheckpointError."""
+    """Write the weights to `folder`; with a trainer, all that it needs to go on. Raises CheckpointError."""
     with atomic_folder(folder) as temporary:
         if loaded.lora is None:
             with loaded.tokenizer_lock:
@@ -90,8 +88,7 @@ def save(folder: Path, loaded: LoadedModel, trainer: Trainer | None = None) -> N
 
 
 def load(folder: Path, loaded: LoadedModel, trainer: Trainer | None = None) -> None:
-    """Take the weights of `folder`; with a trainer, also its optimizer, reference, random state and step
-    count.
+    """Take the weights of `folder`; with a trainer, its optimizer, reference, random state and step count.
 
     Everything is read and compared before the first weight changes. Raises CheckpointError.
     """
@@ -102,12 +99,10 @@ def load(folder: Path, loaded: LoadedModel, trainer: Trainer | None = None) -> N
             "set policies.NAME.lora as it was when the checkpoint was written"
         )
     if trainer is not None and manifest["num_steps"] is None:
-        raise CheckpointError(
-            f"{folder} holds weights only, without an optimizer; resume from a full checkpoint"
-        )
+        raise CheckpointError(f"{folder} holds weights only, without an optimizer; resume from a full checkpoint")
     weights = _read_weights(folder, loaded)
     state = None if trainer is None else _read_tensors(folder / STATE)
-    _compare(folder, weights, dict(loaded.trainable().items()))
+    _compare(folder, weights, loaded.trainable())
     if trainer is not None and state is not None:
         _restore(folder, trainer, state, int(manifest["num_steps"]))
     with torch.no_grad():
@@ -157,9 +152,7 @@ def verify(folder: Path) -> dict[str, Any]:
         except OSError as error:
             raise CheckpointError(f"{folder} lacks {name} ({error}); use an earlier checkpoint") from error
         if found != expected:
-            raise CheckpointError(
-                f"{folder / name} is not what was written (truncated?); use an earlier checkpoint"
-            )
+            raise CheckpointError(f"{folder / name} is not what was written (truncated?); use an earlier checkpoint")
     return manifest
 
 
@@ -187,9 +180,7 @@ def _restore(folder: Path, trainer: Trainer, state: Mapping[str, Tensor], num_st
     known = {f"{key}.{name}" for key in (*_ADAM, "reference") for name in trainer.parameters}
     unknown = sorted(set(state) - known - {"random", "random_cuda"})
     if unknown or "random" not in state:
-        raise CheckpointError(
-            f"{folder / STATE} is of another model: it holds {unknown[:3] or 'no random state'}"
-        )
+        raise CheckpointError(f"{folder / STATE} is of another model: it holds {unknown[:3] or 'no random state'}")
     for key in ("exp_avg", "exp_avg_sq", "reference"):
         there = {n: state[f"{key}.{n}"] for n in trainer.parameters if f"{key}.{n}" in state}
         if there:
@@ -199,9 +190,7 @@ def _restore(folder: Path, trainer: Trainer, state: Mapping[str, Tensor], num_st
         kept = {key: state[f"{key}.{name}"].to(device) for key in _ADAM if f"{key}.{name}" in state}
         if kept:
             trainer.optimizer.state[parameter] = kept
-    reference = {
-        n: state[f"reference.{n}"].to(device) for n in trainer.parameters if f"reference.{n}" in state
-    }
+    reference = {n: state[f"reference.{n}"].to(device) for n in trainer.parameters if f"reference.{n}" in state}
     trainer.reference = reference or None
     trainer.num_steps = num_steps
     torch.set_rng_state(state["random"])
@@ -221,9 +210,7 @@ def _read_weights(folder: Path, loaded: LoadedModel) -> Mapping[str, Tensor]:
         return dict(causal.named_parameters())
     saved = _read_tensors(folder / "adapter_model.safetensors")
     # On disk, peft leaves out the name of the adapter, which is always `default` here.
-    return {
-        name: saved[short] for name in loaded.trainable() if (short := name.replace(".default", "")) in saved
-    }
+    return {name: saved[short] for name in loaded.trainable() if (short := name.replace(".default", "")) in saved}
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
@@ -239,8 +226,7 @@ def _compare(folder: Path, found: Mapping[str, Tensor], wanted: Mapping[str, Ten
             raise CheckpointError(f"{folder} is of another model: it has no {name}")
         if found[name].shape != tensor.shape:
             raise CheckpointError(
-                f"{folder} is of another model: {name} has shape {tuple(found[name].shape)}, "
-                f"not {tuple(tensor.shape)}"
+                f"{folder} is of another model: {name} has shape {tuple(found[name].shape)}, not {tuple(tensor.shape)}"
             )
 
 

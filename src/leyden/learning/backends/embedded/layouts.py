@@ -91,9 +91,7 @@ def plan_passes(
     return passes
 
 
-def _inputs(
-    batch: Batch, active_N: NDArray[np.bool_] | None
-) -> tuple[list[IntArray], list[int], list[Index]]:
+def _inputs(batch: Batch, active_N: NDArray[np.bool_] | None) -> tuple[list[IntArray], list[int], list[Index]]:
     """(input tokens, action, labels) of every action that has an active label."""
     active = np.arange(batch.num_labels) if active_N is None else np.flatnonzero(active_N)
     action_L = batch.action_N[active]

@@ -68,9 +68,7 @@ def label_logprobs(
         assert isinstance(head, nn.Linear)
         low_VE = head.low_weight() if isinstance(head, LowLinear) else head.weight
         block = max(64, num_logits // max(1, len(positions.source_M)))
-        logp_L, entropy_M = _VocabularyBlocks.apply(
-            hidden_ME, head.weight, low_VE, positions, entropy, block
-        )
+        logp_L, entropy_M = _VocabularyBlocks.apply(hidden_ME, head.weight, low_VE, positions, entropy, block)
     else:
         rows = max(1, num_logits // _vocabulary(head))
         logp_L, entropy_M = _position_blocks(hidden_ME, head, positions, entropy, rows)
@@ -126,9 +124,7 @@ def _one_position_block(
     entropy: bool,
 ) -> tuple[Tensor, Tensor]:
     logits_MV = _wide(head(hidden_ME))
-    log_p_MV = torch.log_softmax(
-        logits_MV if temperature_M is None else logits_MV / temperature_M[:, None], -1
-    )
+    log_p_MV = torch.log_softmax(logits_MV if temperature_M is None else logits_MV / temperature_M[:, None], -1)
     entropy_M = -(log_p_MV.exp() * log_p_MV).sum(-1) if entropy else log_p_MV[:, 0] * 0
     return log_p_MV[row_L, token_L], entropy_M
 
@@ -182,18 +178,14 @@ class _VocabularyBlocks(torch.autograd.Function):
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
         total_M = torch.zeros_like(log_z_M).index_add_(0, positions.row_L, grad_logp_L)
         grad_ME = torch.zeros(low_ME.shape, dtype=log_z_M.dtype, device=low_ME.device)
-        grad_VE = (
-            torch.empty(low_VE.shape, dtype=ctx.weight_dtype, device=low_VE.device) if needs_weight else None
-        )
+        grad_VE = torch.empty(low_VE.shape, dtype=ctx.weight_dtype, device=low_VE.device) if needs_weight else None
         for start in range(0, len(low_VE), ctx.block):
             low_WE = low_VE[start : start + ctx.block]
             log_p_MW = _scaled(low_ME, low_WE, positions).sub_(log_z_M[:, None])
             p_MW = log_p_MW.exp()
             if ctx.entropy:
                 # -p * (total + grad_H * (log p + H))
-                factor_MW = (
-                    log_p_MW.add_(entropy_M[:, None]).mul_(grad_entropy_M[:, None]).add_(total_M[:, None])
-                )
+                factor_MW = log_p_MW.add_(entropy_M[:, None]).mul_(grad_entropy_M[:, None]).add_(total_M[:, None])
                 d_z_MW = p_MW.mul_(factor_MW).neg_()
             else:
                 d_z_MW = p_MW.mul_(-total_M[:, None])

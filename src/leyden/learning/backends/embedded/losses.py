@@ -97,9 +97,7 @@ def k3(logp_reference_L: Tensor, logp_L: Tensor) -> Tensor:
     return torch.expm1(difference_L) - difference_L
 
 
-def objective_loss(
-    objective: Objective, labels: Labels, logp_L: Tensor, entropy_L: Tensor | None = None
-) -> Terms:
+def objective_loss(objective: Objective, labels: Labels, logp_L: Tensor, entropy_L: Tensor | None = None) -> Terms:
     """`sum_l weight_l * (importance_l * surrogate_l + kl * k3_l - entropy * H_l)`.
 
     `entropy_L` is needed when `objective.entropy` is not 0, `labels.logp_reference_L` when `objective.kl` is
@@ -117,9 +115,7 @@ def objective_loss(
         case "nll":
             loss_L = nll(logp_L, labels.credit_L)
     if objective.surrogate != "nll":
-        importance_L, capped_L = importance_weight(
-            labels.logp_old_L, labels.logp_sampler_L, objective.importance_cap
-        )
+        importance_L, capped_L = importance_weight(labels.logp_old_L, labels.logp_sampler_L, objective.importance_cap)
         loss_L = importance_L * loss_L
     kl_L = none_L
     if objective.kl != 0:

@@ -179,9 +179,7 @@ def load_model(
         causal = read_weights(where, options, source)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     nn.Module.to(causal, device)
-    return wrap(
-        causal, tokenizer, template, dtype=dtype, lora=lora, max_context=max_context, source=source, seed=seed
-    )
+    return wrap(causal, tokenizer, template, dtype=dtype, lora=lora, max_context=max_context, source=source, seed=seed)
 
 
 def wrap(
@@ -217,9 +215,7 @@ def wrap(
         precision.lower_linears(model)
     head = causal.get_output_embeddings()  # type: ignore[no-untyped-call]
     if head is None:
-        raise ModelUnusable(
-            f"{source} is a {type(causal).__name__} without an output head; choose a causal LM"
-        )
+        raise ModelUnusable(f"{source} is a {type(causal).__name__} without an output head; choose a causal LM")
     loaded = LoadedModel(
         model=model,
         tokenizer=tokenizer,

@@ -29,9 +29,7 @@ REFUSED_LAYERS = (
 def locate(source: str) -> tuple[str, dict[str, Any]]:
     """(what from_pretrained is given, extra arguments for it). Raises ModelUnusable."""
     if not source:
-        raise ModelUnusable(
-            "no model is named; set policies.NAME.model to a folder, a hub id or a .gguf file"
-        )
+        raise ModelUnusable("no model is named; set policies.NAME.model to a folder, a hub id or a .gguf file")
     path = Path(source).expanduser()
     if path.suffix.lower() == ".gguf":
         if not path.is_file():
@@ -42,9 +40,7 @@ def locate(source: str) -> tuple[str, dict[str, Any]]:
             raise ModelUnusable(f"{path} holds no config.json, so it is no Hugging Face model folder")
         return str(path), {}
     if path.exists():
-        raise ModelUnusable(
-            f"{path} is a file but no .gguf; policies.NAME.model names a folder or a .gguf file"
-        )
+        raise ModelUnusable(f"{path} is a file but no .gguf; policies.NAME.model names a folder or a .gguf file")
     if source.startswith(("/", ".", "~")) or source.count("/") > 1:
         raise ModelUnusable(f"there is no model folder {path}; correct policies.NAME.model")
     return source, {}
@@ -79,9 +75,7 @@ def read_weights(where: str, options: Mapping[str, Any], source: str) -> PreTrai
     # transformers fills what is missing with random numbers and only logs it.
     absent = sorted(info["missing_keys"])
     if absent:
-        raise ModelUnusable(
-            f"the weights of {source} lack {absent[0]} ({len(absent)} in all); fetch the model again"
-        )
+        raise ModelUnusable(f"the weights of {source} lack {absent[0]} ({len(absent)} in all); fetch the model again")
     if "gguf_file" in options:
         # The weights were unpacked to float32; a config that still claims to be quantised cannot be saved.
         for name in ("quantization_config", "_pre_quantization_dtype"):
@@ -90,18 +84,14 @@ def read_weights(where: str, options: Mapping[str, Any], source: str) -> PreTrai
         causal.hf_quantizer = None
     assert isinstance(causal, PreTrainedModel)
     if getattr(causal.config, "quantization_config", None) is not None:
-        raise ModelUnusable(
-            f"{source} holds quantised weights, which cannot be trained; choose the full model"
-        )
+        raise ModelUnusable(f"{source} holds quantised weights, which cannot be trained; choose the full model")
     return causal
 
 
 def check_config(config: Any, source: str, max_context: int) -> None:
     """Refuse by name what the configuration already says cannot be trained. Raises ModelUnusable."""
     if getattr(config, "is_encoder_decoder", False):
-        raise ModelUnusable(
-            f"{source} is an encoder-decoder ({config.model_type}); choose a causal language model"
-        )
+        raise ModelUnusable(f"{source} is an encoder-decoder ({config.model_type}); choose a causal language model")
     layers = set(getattr(config, "layer_types", None) or ())
     refused = sorted(layers & set(REFUSED_LAYERS))
     if refused:
@@ -130,8 +120,7 @@ def read_template(tokenizer: Any, replacement: Path | None, source: str) -> str:
         template = template.get("default")
     if not template:
         raise ModelUnusable(
-            f"the tokenizer of {source} has no chat template; "
-            "set policies.NAME.chat_template to a file with one"
+            f"the tokenizer of {source} has no chat template; set policies.NAME.chat_template to a file with one"
         )
     return str(template)
 

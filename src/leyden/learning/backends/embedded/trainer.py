@@ -146,9 +146,7 @@ class Trainer:
         `logp_old_N` and `logp_reference_N` have shape (N,); without the first, old is current.
         """
         tally = _Tally()
-        self._backward(
-            batch, _active(batch, objective), _Before(logp_old_N, logp_reference_N), objective, tally
-        )
+        self._backward(batch, _active(batch, objective), _Before(logp_old_N, logp_reference_N), objective, tally)
         return tally.loss
 
     def _check(self, batch: Batch) -> None:
@@ -162,23 +160,22 @@ class Trainer:
         highest = max(int(s.max()) for s in batch.sequences)
         if highest >= self.loaded.vocab_size:
             raise ObjectiveError(
-                f"a batch holds token id {highest}, but {self.loaded.source} has {self.loaded.vocab_size} tokens; "
-                "was it sampled from another model?"
+                f"a batch holds token id {highest}, but {self.loaded.source} has "
+                f"{self.loaded.vocab_size} tokens; was it sampled from another model?"
             )
         longest = max(len(s) for s in batch.sequences)
         limit = getattr(self.loaded.config, "max_position_embeddings", None)
         if limit is not None and longest > limit:
             raise ObjectiveError(
-                f"a sequence of {longest} tokens is longer than the {limit} positions of {self.loaded.source}; "
-                "lower policies.NAME.max_context"
+                f"a sequence of {longest} tokens is longer than the {limit} positions of "
+                f"{self.loaded.source}; lower policies.NAME.max_context"
             )
         check(batch)
 
     def _before(
         self, batches: Sequence[Batch], active: dict[int, Mask], objective: Objective, tally: _Tally
     ) -> dict[int, _Before]:
-        """What must be known of each batch before the first step; a batch that comes twice is computed
-        once."""
+        """What must be known of each batch before the first step, each distinct batch once."""
         unique = {id(batch): batch for batch in batches}
         old: dict[int, Wide] = {}
         # With a single step the old policy is the current one, and the step's own forward gives its
@@ -211,9 +208,9 @@ class Trainer:
             parameter.data, other[name] = other[name], parameter.data
         self.loaded.refresh()
 
-    def _step(
-        self, batch: Batch, active_N: Mask, before: _Before, objective: Objective, tally: _Tally
-    ) -> None:
+    def _step(self, batch: Batch, active_N: Mask, before: _Before, objective: Objective, tally: _Tally) -> None:
+        # An update that was interrupted may have left gradients.
+        self.optimizer.zero_grad(set_to_none=True)
         loss_before = tally.loss
         self._backward(batch, active_N, before, objective, tally)
         with tally.timed("optimizer"):
@@ -223,8 +220,8 @@ class Trainer:
             if not (np.isfinite(grad_norm) and np.isfinite(loss)):
                 self.optimizer.zero_grad(set_to_none=True)
                 raise LearningError(
-                    f"optimizer step {self.num_steps + 1} has loss {loss} and gradient norm {grad_norm}; the weights "
-                    f"are those after step {self.num_steps}. Lower learn.learning_rate, or set "
+                    f"optimizer step {self.num_steps + 1} has loss {loss} and gradient norm {grad_norm}; the "
+                    f"weights are those after step {self.num_steps}. Lower learn.learning_rate, or set "
                     'policies.NAME.dtype = "float32"'
                 )
             if 0 < objective.grad_clip < grad_norm:
@@ -232,18 +229,14 @@ class Trainer:
             for group in self.optimizer.param_groups:
                 group["lr"] = objective.learning_rate
             self.optimizer.step()
-            # The fused AdamW writes without raising version counters (torch 2.13), so nobody else would
-            # notice.
+            # The fused AdamW writes without raising version counters (torch 2.13): nobody else would notice.
             self.loaded.refresh()
             self.optimizer.zero_grad(set_to_none=True)
-            self.loaded.refresh()
         self.num_steps += 1
         tally.num_steps += 1
         tally.grad_norm += grad_norm
 
-    def _backward(
-        self, batch: Batch, active_N: Mask, before: _Before, objective: Objective, tally: _Tally
-    ) -> None:
+    def _backward(self, batch: Batch, active_N: Mask, before: _Before, objective: Objective, tally: _Tally) -> None:
         logp_N = np.full(batch.num_labels, np.nan)
         for one in plan_passes(batch, self.layout, self.token_budget, active_N):
             with tally.timed("forward"):

@@ -1,0 +1,194 @@
+"""The loop with a backend that has no weights and rollouts that end as a script says."""
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leyden.base.config import Config, from_tree
+from leyden.base.errors import Interrupted, LearningError
+from leyden.base.records import Rollout, Task
+from leyden.base.tasks import Demo
+from leyden.loop import House, improve, reinforce_once
+from leyden.store import Store, ledger, open_store
+from leyden.testing.fake_backend import FakeBackend, Play, ScriptedServices
+
+TRAIN = [Task(id=f"train-{i}", split="train", input={"i": i}) for i in range(4)]
+HELD = [Task(id=f"held-{i}", split="holdout", input={"i": 100 + i}) for i in range(3)]
+
+
+class Said:
+    """Remembers what the loop said."""
+
+    def __init__(self) -> None:
+        self.sentences: list[str] = []
+        self.phases: list[str] = []
+        self.rows: list[Mapping[str, Any]] = []
+
+    def say(self, text: str) -> None:
+        self.sentences.append(text)
+
+    def begin(self, phase: str, total: int) -> None:
+        self.phases.append(phase)
+
+    def advance(self, done: int, note: str = "") -> None:
+        pass
+
+    def end(self) -> None:
+        pass
+
+    def metrics(self, row: Mapping[str, Any]) -> None:
+        self.rows.append(row)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    opened = open_store(f"sqlite:///{tmp_path / 'leyden.db'}")
+    yield opened
+    opened.close()
+
+
+def alternating(rollout: Rollout) -> float:
+    """Half of a group is right."""
+    return float(rollout.seed % 2)
+
+
+def config_of(folder: Path, **learn: Any) -> Config:
+    sampling = {"sampling": {"max_tokens": 4}, "eval": {"max_tokens": 4, "temperature": 0.0}}
+    tree = {
+        "learn": {"group_size": 4, "tasks_per_step": 2, "steps": 2, **learn},
+        "policies": {"main": {"model": "none", **sampling}},
+        "eval": {"resamples": 100},
+    }
+    return from_tree(tree, base_dir=folder)
+
+
+def house_of(store: Store, folder: Path, play: Play = alternating, config: Config | None = None, **fields: Any) -> House:
+    """A run whose rollouts end as `play` says."""
+    config = config or config_of(folder)
+    store.write(lambda connection: ledger.add_run(connection, store, "run-1", {}, {})).result(20)
+    values: dict[str, Any] = {"train_tasks": TRAIN, "holdout_tasks": HELD, **fields}
+    return House(
+        config=config,
+        run_id="run-1",
+        folder=folder / "run-1",
+        store=store,
+        backend=FakeBackend(),
+        services=ScriptedServices(store, play),
+        progress=Said(),
+        **values,
+    )
+
+
+def rows_of(house: House) -> list[Mapping[str, Any]]:
+    assert isinstance(house.progress, Said)
+    return house.progress.rows
+
+
+def mixed(group: int = 4) -> Play:
+    """In every group the first rollout is right and the others are not."""
+    seen: dict[str, int] = {}
+
+    def play(rollout: Rollout) -> float:
+        number = seen[rollout.group_id or rollout.id] = seen.get(rollout.group_id or rollout.id, -1) + 1
+        return float(number % group == 0)
+
+    return play
+
+
+def test_a_run_evaluates_learns_and_judges(store: Store, tmp_path: Path) -> None:
+    house = house_of(store, tmp_path, mixed())
+    done = asyncio.run(improve(house))
+    assert list(done.evaluations) == ["base", "final"] and list(done.verdicts) == ["base"]
+    assert done.verdicts["base"].candidate == "main@2" and done.verdicts["base"].answer == "not separable"
+    assert [(row["step"], row["num_optimizer_steps"]) for row in rows_of(house)] == [(0, 1), (1, 1)]
+    for row in rows_of(house):
+        assert row["conservation"] == {"sampled": 24, "trained": 24, "dropped": {}}
+    assert isinstance(house.services, ScriptedServices)
+    assert house.services.num_held == 2 and not house.services.held
+    recorded = store.read(lambda connection: ledger.steps(connection, "run-1"))
+    assert [(s.stage, s.version_before, s.version_after) for s in recorded] == [("rl", 0, 1), ("rl", 1, 2)]
+
+
+def test_without_a_holdout_a_run_learns_and_judges_nothing(store: Store, tmp_path: Path) -> None:
+    house = house_of(store, tmp_path, mixed(), holdout_tasks=[])
+    done = asyncio.run(improve(house))
+    assert done.evaluations == {} and done.verdicts == {}
+    assert house.backend.version == 2
+
+
+def test_a_run_of_no_steps_only_evaluates_what_it_started_from(store: Store, tmp_path: Path) -> None:
+    house = house_of(store, tmp_path, mixed(), config_of(tmp_path, steps=0))
+    done = asyncio.run(improve(house))
+    assert list(done.evaluations) == ["base"] and done.verdicts == {} and rows_of(house) == []
+    assert house.backend.version == 0
+
+
+def test_a_step_whose_rewards_are_all_equal_moves_no_weight_and_the_run_goes_on(store: Store, tmp_path: Path) -> None:
+    house = house_of(store, tmp_path, lambda rollout: 1.0, holdout_tasks=[])
+    asyncio.run(improve(house))
+    assert isinstance(house.backend, FakeBackend) and house.backend.num_optimizer_steps == 0
+    assert [row["num_optimizer_steps"] for row in rows_of(house)] == [0, 0]
+    assert all(row["num_zero_variance"] == row["num_groups"] == 2 for row in rows_of(house))
+    assert all(row["conservation"]["sampled"] == row["conservation"]["trained"] for row in rows_of(house))
+
+
+def test_a_step_is_repeated_from_the_store_without_running_anything_again(store: Store, tmp_path: Path) -> None:
+    house = house_of(store, tmp_path, mixed(), holdout_tasks=[])
+    first = asyncio.run(reinforce_once(house, 0))
+    assert isinstance(house.services, ScriptedServices)
+    num_played = len(house.services.played)
+    house.backend = FakeBackend()
+    again = asyncio.run(reinforce_once(house, 0))
+    assert len(house.services.played) == num_played == 8
+    assert {k: v for k, v in again.items() if k != "seconds"} == {k: v for k, v in first.items() if k != "seconds"}
+
+
+def test_an_evaluation_that_a_resumed_run_left_behind_is_read_back(store: Store, tmp_path: Path) -> None:
+    house = house_of(store, tmp_path, mixed())
+    before = asyncio.run(improve(house))
+    house.done_steps, house.backend = 2, FakeBackend(version=2)
+    after = asyncio.run(improve(house))
+    assert after.evaluations == before.evaluations and after.verdicts == before.verdicts
+
+
+def test_demonstrations_come_first_and_each_batch_makes_a_version(store: Store, tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "bcd"}]
+    demos = [Demo(task=f"demo-{i}", messages=messages) for i in range(5)]
+    config = config_of(tmp_path, steps=1).model_copy()
+    config = from_tree(
+        {**config.model_dump(exclude={"base_dir"}), "sft": {"epochs": 2, "batch_size": 2}}, base_dir=tmp_path
+    )
+    house = house_of(store, tmp_path, mixed(), config, demos=demos)
+    done = asyncio.run(improve(house))
+    assert [row["stage"] for row in rows_of(house)] == ["sft"] * 6 + ["rl"]
+    assert [e.policy_version for e in done.evaluations.values()] == ["main@0", "main@6", "main@7"]
+    assert list(done.verdicts) == ["base", "sft"]
+    assert isinstance(house.services, ScriptedServices) and not house.services.held
+
+
+def test_waiting_ends_with_what_is_missing_and_what_to_change(store: Store, tmp_path: Path) -> None:
+    house = house_of(store, tmp_path, config=config_of(tmp_path, step_timeout_s=0.3))
+    assert isinstance(house.services, ScriptedServices)
+    house.services.check = lambda: None  # type: ignore[method-assign] # nobody runs anything
+    with pytest.raises(LearningError, match=r"3 of 3 rollouts were not over.*'queuing': 3.*learn\.step_timeout_s"):
+        asyncio.run(improve(house))
+
+
+def test_a_harness_that_never_calls_stops_the_run_with_its_diagnosis(store: Store, tmp_path: Path) -> None:
+    house = house_of(store, tmp_path, lambda rollout: None)
+    with pytest.raises(LearningError, match=r"none of 3 rollouts made a model call.*no_calls") as caught:
+        asyncio.run(improve(house))
+    assert "where is everybody?" in str(caught.value)
+
+
+def test_a_wish_to_stop_is_heard_between_two_looks(store: Store, tmp_path: Path) -> None:
+    def stop() -> None:
+        raise Interrupted("stopped as asked")
+
+    house = house_of(store, tmp_path, stop_requested=stop)
+    with pytest.raises(Interrupted):
+        asyncio.run(improve(house))
+    assert rows_of(house) == []
