@@ -27,13 +27,29 @@ TOOL_TEMPLATE = """\
 <|im_start|>system
 {% if messages[0]['role'] == 'system' %}{{ messages[0]['content'] }}
 
-{% endif -%} # Tools <tools> {% for tool in tools %}{{ tool | tojson }} {% endfor -%} </tools> Call one with
-<tool_call>{"name": ..., "arguments": ...}</tool_call><|im_end|> {% endif -%} {%- for message in messages -%}
-{%- if not (tools and loop.first and message['role'] == 'system') -%} <|im_start|>{{ message['role'] }} {{
-message['content'] or '' }} {%- for call in message['tool_calls'] or [] -%} <tool_call>{"name": {{
-call['function']['name'] | tojson }}, "arguments": {{ call['function']['arguments'] if \
-call['function']['arguments'] is string else call['function']['arguments'] | tojson }}}</tool_call> {%- endfor
--%} <|im_end|> {% endif -%} {%- endfor -%} {%- if add_generation_prompt -%} <|im_start|>assistant {% endif -%}
+{% endif -%}
+# Tools
+<tools>
+{% for tool in tools %}{{ tool | tojson }}
+{% endfor -%}
+</tools>
+Call one with <tool_call>{"name": ..., "arguments": ...}</tool_call><|im_end|>
+{% endif -%}
+{%- for message in messages -%}
+{%- if not (tools and loop.first and message['role'] == 'system') -%}
+<|im_start|>{{ message['role'] }}
+{{ message['content'] or '' }}
+{%- for call in message['tool_calls'] or [] -%}
+{%- set arguments = call['function']['arguments'] -%}
+<tool_call>{"name": {{ call['function']['name'] | tojson }}, "arguments": {{
+arguments if arguments is string else arguments | tojson }}}</tool_call>
+{%- endfor -%}
+<|im_end|>
+{% endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+<|im_start|>assistant
+{% endif -%}
 """
 
 

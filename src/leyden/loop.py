@@ -135,13 +135,10 @@ async def improve(house: House) -> Improvement:
     if house.holdout_tasks and house.backend.version != house.base_version:
         judged["final"] = await evaluate_once(house, "final", house.backend.version)
     verdicts: dict[str, Verdict] = {
-        label: gate.compare(
-            judged["final"], judged[label],
-            level=house.config.eval.level, resamples=house.config.eval.resamples, seed=house.config.run.seed,
-        )
+        label: gate.compare(judged["final"], judged[label])
         for label in ("base", "sft")
         if label in judged and "final" in judged
-    }  # fmt: skip
+    }
     return Improvement(evaluations=judged, verdicts=verdicts)
 
 

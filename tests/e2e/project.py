@@ -110,10 +110,11 @@ def make_project(
     tokens: int = 8,
     seed: int = 0,
     tools: bool = False,
+    hidden_size: int = 32,
 ) -> Path:
     """Write everything to `folder`; the path of its configuration."""
     folder.mkdir(parents=True, exist_ok=True)
-    build_tiny_model(folder / "model", pad_is_eos=True, hidden_size=32, seed=seed, tools=tools)
+    build_tiny_model(folder / "model", pad_is_eos=True, hidden_size=hidden_size, seed=seed, tools=tools)
     for name, text in (("agent.py", agent), ("verify.py", VERIFIER), ("leyden.toml", SETTINGS)):
         (folder / name).write_text(text.replace("TOKENS", str(tokens)), encoding="utf-8")
     words = [f"{chr(97 + i % 26)}{i}" for i in range(num_train + num_holdout)]
@@ -146,10 +147,14 @@ def leyden(
 
 
 def start(*arguments: str, cwd: Path) -> "subprocess.Popen[str]":
-    """Start a verb and let it run."""
-    return subprocess.Popen(
-        command(*arguments), cwd=cwd, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    """Start a verb and let it run; what it says goes to `said.log`."""
+    with (cwd / "said.log").open("w", encoding="utf-8") as log:
+        return subprocess.Popen(command(*arguments), cwd=cwd, env=ENV, stdout=log, stderr=log, text=True)
+
+
+def said(folder: Path) -> str:
+    """The end of what the verb said that was started there."""
+    return (folder / "said.log").read_text(encoding="utf-8")[-3000:]
 
 
 def run_folder(folder: Path) -> Path:

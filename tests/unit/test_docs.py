@@ -28,10 +28,10 @@ TEXT = {page.name: page.read_text(encoding="utf-8") for page in WRITTEN}
 
 NOT_LOADED = "<!-- not loaded -->"
 """Stands on the line before a toml block that is no whole configuration, with the reason after it."""
-FENCE = re.compile(r"^(?P<before>.*\n)?```(?P<kind>\w*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^(?P<before>[^\n]*\n)?```(?P<kind>\w*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 COMMAND = re.compile(r"leyden ([a-z]+)((?: [^\n`]*)?)")
-DIAGNOSIS = re.compile(r'diagnosis="(\w+)"|return "(\w+)", |replace\(ending, .*diagnosis="(\w+)"')
+DIAGNOSIS = re.compile(r'diagnosis="(\w+)"|return \(?\s*"(\w+)",\s|replace\(ending, .*diagnosis="(\w+)"')
 
 
 @pytest.fixture(scope="module")

@@ -45,17 +45,7 @@ def command(
         number = parse_version(version, policy, known) if version else max(known, default=0)
         numbers = [number] + ([parse_version(against, policy, known)] if against else [])
         results = asyncio.run(_evaluate(house, numbers, split))
-        verdict = (
-            gate.compare(
-                results[0],
-                results[1],
-                level=settings.eval.level,
-                resamples=settings.eval.resamples,
-                seed=settings.run.seed,
-            )
-            if against
-            else None
-        )
+        verdict = gate.compare(results[0], results[1]) if against else None
         looks = holdout.looks(house.store.read(lambda c: ledger.evaluations(c, fingerprint=results[0].fingerprint)))
     if json_output:
         print(

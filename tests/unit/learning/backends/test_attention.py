@@ -92,15 +92,28 @@ def test_the_rule_holds_for_the_forest_of_real_sequences() -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("limit", [4096, 0])
-def test_dense_and_blocked_kernels_are_the_definition_on_deep_random_forests(
-    seed: int, limit: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("way", ["dense", "blocked", "masks anew", "public function"])
+def test_every_tree_kernel_is_the_definition_on_deep_random_forests(
+    seed: int, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention, "BLOCK_ROWS", 16)
+    monkeypatch.setattr(attention, "DENSE_LIMIT", 1 if way == "masks anew" else 2048)
+    if way == "public function":
+        monkeypatch.setattr(attention, "_flash", None)
     rng = np.random.default_rng(seed)
     parents = random_parents(rng, int(rng.integers(20, 150)), 0.9)
-    kernel = attention.kernel_for(Tree(ends_of(parents)), CPU, dense_limit=limit)
+    ends = ends_of(parents)
+    if way == "dense":
+        kernel = attention._dense_tree_kernel(ends, CPU)
+    else:
+        kernel = attention._blocked_tree_kernel(attention.plan_blocks(ends, CPU, rows=16))
     agree(kernel, ancestors(parents), qkv(len(parents)))
+
+
+def test_the_kernel_with_fewest_pairs_is_chosen() -> None:
+    chain, forest = np.full(100, 100), np.repeat(np.arange(256, 2049, 256), 256)
+    deep = np.full(3000, 3000)
+    names = [attention.kernel_for(Tree(ends), CPU).__qualname__.split(".")[0] for ends in (chain, forest, deep)]
+    assert names == ["_dense_tree_kernel", "_blocked_tree_kernel", "_blocked_tree_kernel"]
 
 
 def test_blocks_hold_only_keys_that_one_of_their_rows_sees() -> None:
@@ -108,9 +121,20 @@ def test_blocks_hold_only_keys_that_one_of_their_rows_sees() -> None:
     # tokens.
     ends = np.concatenate([np.full(10, 310), np.repeat(np.arange(20, 311, 10), 10)])
     blocks = attention.plan_blocks(ends, CPU, rows=20)
-    assert [b.start for b in blocks] == list(range(0, 310, 20))
-    assert max(len(b.key_J) for b in blocks) <= 10 + 30
+    assert all(1 <= b.stop - b.start <= 20 for b in blocks)
+    assert max(len(b.key_J) for b in blocks) <= 10 + 20
     assert sorted(q for b in blocks for q in range(b.start, b.stop)) == list(range(310))
+
+
+def test_a_block_ends_between_groups_where_it_can() -> None:
+    # Three separate trees of 150, 160 and 170 tokens, each a trunk of 100 and leaves of 10.
+    parts, offset = [], 0
+    for size in (150, 160, 170):
+        ends = np.concatenate([np.full(100, size), np.repeat(np.arange(110, size + 1, 10), 10)])
+        parts.append(ends + offset)
+        offset += size
+    blocks = attention.plan_blocks(np.concatenate(parts), CPU, rows=200)
+    assert [(b.start, b.stop) for b in blocks] == [(0, 150), (150, 310), (310, 480)]
 
 
 def test_packed_segments_are_blind_to_each_other() -> None:

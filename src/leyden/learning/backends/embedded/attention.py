@@ -34,8 +34,8 @@ AttentionKernel = Callable[[nn.Module, Tensor, Tensor, Tensor, float], Tensor]
 """(module, q_BHTD, k_BKTD, v_BKTD, scaling) -> out_BHTD, all of one dtype."""
 
 DENSE_LIMIT = 2048
-"""Largest tree with a dense mask: 8 MiB in bfloat16, shared by all layers. Above it, blocks of query rows
-save more time than their calls cost, and no table grows with the square of U."""
+"""Largest tree with a dense mask: 8 MiB in bfloat16, shared by all layers. Above it no table grows with the square
+of U."""
 
 BLOCK_ROWS = 256
 """Query rows of a block: enough for full matrix tiles, and a chain wastes at most half a block per key."""
@@ -96,11 +96,18 @@ def kernel_for(rule: Rule, device: torch.device, dense_limit: int = DENSE_LIMIT)
         case Segments(bounds):
             return _segments_kernel(bounds)
         case Tree(end_U):
-            if len(end_U) <= dense_limit:
-                return _dense_tree_kernel(end_U, device)
-            if device.type == "cuda":
-                return _flex_tree_kernel(end_U, device)
-            return _blocked_tree_kernel(end_U, device)
+            return _tree_kernel(end_U, device, dense_limit)
+
+
+def _tree_kernel(end_U: Index, device: torch.device, dense_limit: int) -> AttentionKernel:
+    """Whatever computes fewest pairs of a query and a key; blocks must save a third to pay for their calls."""
+    U = len(end_U)
+    if device.type == "cuda" and dense_limit < U:
+        return _flex_tree_kernel(end_U, device)
+    blocks = plan_blocks(end_U, device, BLOCK_ROWS)
+    if dense_limit < U or sum(block.num_pairs for block in blocks) * 3 < U * U * 2:
+        return _blocked_tree_kernel(blocks)
+    return _dense_tree_kernel(end_U, device)
 
 
 def causal_kernel(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, scaling: float) -> Tensor:
@@ -152,60 +159,101 @@ class _Block:
     end_J: Tensor
     """end_U of those keys."""
 
+    @property
+    def num_pairs(self) -> int:
+        """Pairs of a query and a key that are computed."""
+        return (self.stop - self.start) * len(self.key_J)
+
     def bias(self, dtype: torch.dtype) -> Tensor:
-        """Additive mask (Q, J), made anew for each layer so that no U x U table is ever held."""
+        """Additive mask (Q, J)."""
         row_Q = torch.arange(self.start, self.stop, device=self.key_J.device)[:, None]
-        allowed_QJ = (self.key_J <= row_Q) & (row_Q < self.end_J)
-        return torch.zeros(allowed_QJ.shape, dtype=dtype, device=row_Q.device).masked_fill_(~allowed_QJ, float("-inf"))
+        hidden_QJ = (self.key_J > row_Q) | (row_Q >= self.end_J)
+        zeros = torch.zeros(hidden_QJ.shape, dtype=dtype, device=row_Q.device)
+        return zeros.masked_fill_(hidden_QJ, float("-inf"))
 
 
 def plan_blocks(end_U: Index, device: torch.device, rows: int = BLOCK_ROWS) -> list[_Block]:
-    """Blocks of `rows` query rows, each with the keys in whose subtrees it reaches."""
-    at_U = np.arange(len(end_U))
+    """Blocks of at most `rows` query rows, each with the keys in whose subtrees it reaches.
+
+    A block of at least half that size ends where the tree branches nearest to a root, so that it rarely reaches
+    into two groups.
+    """
+    U = len(end_U)
+    at_U = np.arange(U)
+    changes = np.bincount(at_U, minlength=U + 1) - np.bincount(end_U, minlength=U + 1)
+    seen_U = np.cumsum(changes)[:U]  # keys that each token sees, itself included
+    branches_U = np.diff(seen_U, prepend=0) <= 0
     blocks = []
-    for start in range(0, len(end_U), rows):
-        stop = min(start + rows, len(end_U))
+    start = 0
+    while start < U:
+        stop = min(start + rows, U)
+        window = at_U[start + max(1, rows // 2) : stop + 1]
+        cuts = window[branches_U[window]] if stop < U else window[:0]
+        if len(cuts):
+            stop = int(cuts[::-1][np.argmin(seen_U[cuts[::-1]])])
         key_J = at_U[:stop][end_U[:stop] > start]
-        blocks.append(
-            _Block(start, stop, torch.from_numpy(key_J).to(device), torch.from_numpy(end_U[key_J]).to(device))
-        )
+        keys, ends = torch.from_numpy(key_J).to(device), torch.from_numpy(end_U[key_J]).to(device)
+        blocks.append(_Block(start, stop, keys, ends))
+        start = stop
     return blocks
 
 
-def _blocked_tree_kernel(end_U: Index, device: torch.device) -> AttentionKernel:
-    blocks = plan_blocks(end_U, device, BLOCK_ROWS)
+def _blocked_tree_kernel(blocks: list[_Block]) -> AttentionKernel:
+    small = sum(block.num_pairs for block in blocks) <= DENSE_LIMIT**2
+    kept: dict[torch.dtype, list[Tensor]] = {}
+
+    def biases(dtype: torch.dtype) -> Iterator[Tensor]:
+        """Masks of the blocks: kept while they are no larger than a dense one may be, else made for each layer."""
+        if not small:
+            return (block.bias(dtype) for block in blocks)
+        if dtype not in kept:
+            kept[dtype] = [block.bias(dtype) for block in blocks]
+        return iter(kept[dtype])
 
     def kernel(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, scaling: float) -> Tensor:
-        out: Tensor = _BlockedAttention.apply(q, k, v, blocks, scaling)  # type: ignore[no-untyped-call]
+        out: Tensor = _BlockedAttention.apply(q, k, v, blocks, biases, scaling)  # type: ignore[no-untyped-call]
         return out
 
     return kernel
 
 
 class _BlockedAttention(torch.autograd.Function):
-    """Attention block by block. The backward recomputes each block: autograd would keep its gathered keys
-    alive."""
+    """Attention block by block; gathered keys live for one block only, in the forward and in the backward."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, blocks: list[_Block], scaling: float) -> Tensor:
-        ctx.save_for_backward(q, k, v)
-        ctx.blocks, ctx.scaling = blocks, scaling
-        return torch.cat([_one_block(block, *_gather(block, q, k, v), scaling) for block in blocks], 2)
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        blocks: list[_Block],
+        biases: Callable[[torch.dtype], Iterator[Tensor]],
+        scaling: float,
+    ) -> Tensor:
+        outs, log_sums = [], []
+        for block, bias in zip(blocks, biases(q.dtype), strict=True):
+            out, log_sum = _forward_block(*_gather(block, q, k, v), bias, scaling)
+            outs.append(out)
+            log_sums.append(log_sum)
+        ctx.save_for_backward(q, k, v, *outs, *log_sums)
+        ctx.blocks, ctx.biases, ctx.scaling = blocks, biases, scaling
+        return torch.cat(outs, 2)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v = ctx.saved_tensors
+        q, k, v, *rest = ctx.saved_tensors
+        num = len(ctx.blocks)
         grad_q = torch.empty_like(q)
         grad_k, grad_v = torch.zeros_like(k), torch.zeros_like(v)
-        for block in ctx.blocks:
-            with torch.enable_grad():
-                parts = [x.detach().requires_grad_() for x in _gather(block, q, k, v)]
-                out = _one_block(block, parts[0], parts[1], parts[2], ctx.scaling)
-                d_q, d_k, d_v = torch.autograd.grad(out, parts, grads[0][:, :, block.start : block.stop])
+        parts = zip(ctx.blocks, ctx.biases(q.dtype), rest[:num], rest[num:], strict=True)
+        for block, bias, out, log_sum in parts:
+            grad = grads[0][:, :, block.start : block.stop]
+            gathered = _gather(block, q, k, v)
+            d_q, d_k, d_v = _backward_block(grad, *gathered, bias, ctx.scaling, out, log_sum)
             grad_q[:, :, block.start : block.stop] = d_q
             grad_k.index_add_(2, block.key_J, d_k)
             grad_v.index_add_(2, block.key_J, d_v)
-        return grad_q, grad_k, grad_v, None, None
+        return grad_q, grad_k, grad_v, None, None, None
 
 
 def _gather(block: _Block, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -213,8 +261,41 @@ def _gather(block: _Block, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Ten
     return q[:, :, block.start : block.stop], keys, values
 
 
-def _one_block(block: _Block, q: Tensor, k: Tensor, v: Tensor, scaling: float) -> Tensor:
-    return scaled_dot_product_attention(q, k, v, attn_mask=block.bias(q.dtype), scale=scaling, enable_gqa=True)
+# What scaled_dot_product_attention runs on a CPU. Called by name because only so the backward can use what the
+# forward kept; where a torch does not have it, the public function is used and the forward is run again.
+_flash = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
+_flash_backward = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward", None)
+
+
+def _has_flash(q: Tensor) -> bool:
+    return q.device.type == "cpu" and _flash is not None and _flash_backward is not None
+
+
+def _forward_block(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
+    """(out_BHQD, what the backward needs besides it)."""
+    if _has_flash(q):
+        out, log_sum = _flash(q, k, v, 0.0, False, attn_mask=bias[None, None], scale=scaling)  # type: ignore[misc]
+        return out, log_sum
+    out = scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scaling, enable_gqa=True)
+    return out, out.new_empty(0)
+
+
+def _backward_block(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scaling: float, out: Tensor, log_sum: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v."""
+    if _has_flash(q):
+        flash = _flash_backward(  # type: ignore[misc]
+            grad, q, k, v, out, log_sum, 0.0, False, attn_mask=bias[None, None], scale=scaling
+        )
+        return flash[0], flash[1], flash[2]
+    with torch.enable_grad():
+        parts = [x.detach().requires_grad_() for x in (q, k, v)]
+        again = scaled_dot_product_attention(
+            parts[0], parts[1], parts[2], attn_mask=bias, scale=scaling, enable_gqa=True
+        )
+        d_q, d_k, d_v = torch.autograd.grad(again, parts, grad)
+    return d_q, d_k, d_v
 
 
 def _flex_tree_kernel(end_U: Index, device: torch.device) -> AttentionKernel:

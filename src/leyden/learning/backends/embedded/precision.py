@@ -1,12 +1,18 @@
-"""Linear layers that compute in bfloat16 and learn in float32.
+"""Layers that compute in bfloat16 and learn in float32.
 
-`lower_linears(model)` gives every `nn.Linear` a bfloat16 copy of its weight. The float32 parameter stays the
-master: gradients arrive there and optimizers and checkpoints see nothing else. Whoever writes to trained
-parameters calls `refresh(model)`. Writes that the version counter of the master shows, or an exchange of its
-storage, are noticed without it; a fused optimizer and a write through `.data` leave no such trace.
+`lower(model)` gives every `nn.Linear` a bfloat16 copy of its weight. The float32 parameter stays the master:
+gradients arrive there and optimizers and checkpoints see nothing else. Whoever writes to trained parameters
+calls `refresh(model)`. Writes that the version counter of the master shows, or an exchange of its storage, are
+noticed without it; a fused optimizer and a write through `.data` leave no such trace.
+
+Gradients go straight into the master's `.grad` where that exists: `backward()` then makes no float32 copy of a
+gradient, which for a short batch costs as much as the matrix products. For the same reason such a parameter must
+not be asked for by `torch.autograd.grad` while it has a `.grad`.
 
 `torch.autocast` would cast every weight anew in each forward pass, and its cache of casts is shared by all
 threads of a process: a sampler without gradients could hand its copies to a trainer that needs them.
+
+    I inputs   O outputs   V rows of an embedding   E hidden size
 """
 
 from typing import Any
@@ -17,6 +23,14 @@ from torch import Tensor, nn
 LOW = torch.bfloat16
 
 
+def into_grad(master: Tensor, grad: Tensor) -> Tensor | None:
+    """Add a low-precision gradient to `master.grad` in place and return None; where there is none, return it."""
+    if master.grad is None:
+        return grad.to(master.dtype)
+    master.grad.add_(grad)
+    return None
+
+
 class _LowMatmul(torch.autograd.Function):
     """`F.linear` on low-precision operands whose weight gradient goes to the float32 master."""
 
@@ -24,8 +38,7 @@ class _LowMatmul(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, master_OI: Tensor, low_OI: Tensor, bias_O: Tensor | None) -> Tensor:
         x_low = x.to(LOW)
         ctx.save_for_backward(x_low, low_OI)
-        ctx.input_dtype = x.dtype
-        ctx.bias_dtype = None if bias_O is None else bias_O.dtype
+        ctx.master, ctx.bias, ctx.input_dtype = master_OI, bias_O, x.dtype
         return nn.functional.linear(x_low, low_OI, None if bias_O is None else bias_O.to(LOW))
 
     @staticmethod
@@ -35,21 +48,22 @@ class _LowMatmul(torch.autograd.Function):
         needs_x, needs_weight, _, needs_bias = ctx.needs_input_grad
         flat_grad = grad.reshape(-1, grad.shape[-1])
         grad_x = (grad @ low_OI).to(ctx.input_dtype) if needs_x else None
-        grad_weight = None
+        grad_weight = grad_bias = None
         if needs_weight:
-            grad_weight = (flat_grad.T @ x_low.reshape(-1, x_low.shape[-1])).float()
-        grad_bias = flat_grad.sum(0).to(ctx.bias_dtype) if needs_bias else None
+            grad_weight = into_grad(ctx.master, flat_grad.T @ x_low.reshape(-1, x_low.shape[-1]))
+        if needs_bias:
+            grad_bias = into_grad(ctx.bias, flat_grad.float().sum(0))
         return grad_x, grad_weight, None, grad_bias
 
 
 class LowLinear(nn.Linear):
-    """An `nn.Linear` after `lower_linears`; its output is bfloat16."""
+    """An `nn.Linear` after `lower`; its output is bfloat16."""
 
     weight_low: Tensor
     _seen: tuple[int, int]
 
     def low_weight(self) -> Tensor:
-        """The bfloat16 copy, made anew if the master has changed since."""
+        """The bfloat16 copy, made anew if the master is seen to have changed since."""
         now = (self.weight.data_ptr(), self.weight._version)
         if now != self._seen:
             self.refresh()
@@ -72,15 +86,48 @@ class LowLinear(nn.Linear):
         return out
 
 
-def lower_linears(model: nn.Module) -> None:
-    """Turn every float32 `nn.Linear` of `model`, in place, into a `LowLinear`. Parameters stay the same
-    objects."""
+class _Lookup(torch.autograd.Function):
+    """Rows of a table; the gradient touches those rows only, not a second table of its size."""
+
+    @staticmethod
+    def forward(ctx: Any, ids: Tensor, master_VE: Tensor) -> Tensor:
+        ctx.save_for_backward(ids)
+        ctx.master = master_VE
+        return nn.functional.embedding(ids, master_VE)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor | None]:
+        (ids,) = ctx.saved_tensors
+        master_VE: Tensor = ctx.master
+        table = torch.zeros_like(master_VE) if master_VE.grad is None else master_VE.grad
+        table.index_add_(0, ids.flatten(), grads[0].flatten(0, -2).to(table.dtype))
+        return None, table if master_VE.grad is None else None
+
+
+class MasterEmbedding(nn.Embedding):
+    """An `nn.Embedding` after `lower`; it stays float32."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        """Ids (...) -> (..., E)."""
+        if not torch.is_grad_enabled() or not self.weight.requires_grad:
+            return nn.functional.embedding(input, self.weight)
+        out: Tensor = _Lookup.apply(input, self.weight)  # type: ignore[no-untyped-call]
+        return out
+
+
+def lower(model: nn.Module) -> None:
+    """Turn the float32 linear and embedding layers of `model`, in place, into those of this module.
+
+    Parameters stay the same objects.
+    """
     for module in model.modules():
         if type(module) is nn.Linear and module.weight.dtype == torch.float32:
             module.__class__ = LowLinear
             assert isinstance(module, LowLinear)
             module.register_buffer("weight_low", None, persistent=False)
             module.refresh()
+        elif type(module) is nn.Embedding and module.weight.dtype == torch.float32:
+            module.__class__ = MasterEmbedding
 
 
 def refresh(model: nn.Module) -> None:
@@ -90,4 +137,4 @@ def refresh(model: nn.Module) -> None:
             module.refresh()
 
 
-__all__ = ["LOW", "LowLinear", "lower_linears", "refresh"]
+__all__ = ["LOW", "LowLinear", "MasterEmbedding", "into_grad", "lower", "refresh"]
