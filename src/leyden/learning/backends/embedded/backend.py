@@ -7,7 +7,10 @@ between two of its steps, the weights are no version at all: nothing is served u
 their place.
 """
 
+import ctypes
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -70,6 +73,9 @@ class EmbeddedBackend:
         self._config = config
         self._seed = seed
         self._between_versions = False
+        # One thread for all updates: glibc keeps freed memory per thread, and an update from each of six pool threads
+        # kept 2.4 GB apiece on a 135M model.
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"update-{policy}")
         self._closed = False
 
     @property
@@ -107,11 +113,12 @@ class EmbeddedBackend:
         num_steps = trainer.num_steps
         with self._held():
             try:
-                report = trainer.update(batches, objective)
+                report = self._worker.submit(trainer.update, batches, objective).result()
             except BaseException:
                 self._between_versions = trainer.num_steps != num_steps
                 raise
             self._between_versions = True
+            _give_back_memory()
             self._serve(version)
         return report
 
@@ -167,6 +174,7 @@ class EmbeddedBackend:
         if self._closed:
             return
         self._closed = True
+        self._worker.shutdown()
         self.server.close()
         self.sampler.close()
 
@@ -199,3 +207,11 @@ class EmbeddedBackend:
             raise LearningError(
                 f"cannot {what}: an update failed between two steps, so these weights are no version"
             )
+
+
+def _give_back_memory() -> None:
+    """Return the freed memory of an update to the system (glibc keeps it otherwise): 1.4 of 4.3 GB on a 135M model."""
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # absent outside glibc
+        if trim is not None:
+            trim(0)
