@@ -17,6 +17,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import leyden.learning.backends.embedded  # before torch: it says how threads wait
+
+# isort: split
+
 import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -107,9 +111,11 @@ def to_batch(actions: Sequence[Action], rng: np.random.Generator) -> Batch:
 
 
 def clear(loaded: LoadedModel) -> None:
-    """Forget gradients."""
+    """Zero gradients in place, as the trainer does after each step."""
     for parameter in loaded.trainable().values():
-        parameter.grad = None
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        parameter.grad.zero_()
 
 
 def gradient(loaded: LoadedModel, trainer: Trainer, batch: Batch) -> torch.Tensor:

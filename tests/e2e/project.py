@@ -12,11 +12,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.tiny_model import build_tiny_model
+
 from leyden.base.config import Config, load
 from leyden.base.records import Rollout, RolloutState
 from leyden.store import open_store, queue, selections
 from leyden.store.base import Store
-from tests.tiny_model import build_tiny_model
 
 AGENT = """\
 import os

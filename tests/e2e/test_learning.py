@@ -1,23 +1,18 @@
 """A real tiny model learns through the real gateway, runner, verifier, store and trainer."""
 
 import asyncio
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import pytest
-
-from leyden.cli import wiring
-from leyden.cli.finish import finish
-from leyden.cli.progress import TextProgress
-from leyden.cli.trackers import MetricsWriter
-from leyden.loop import Improvement, improve
-from leyden.store import ledger
 from tests.e2e.project import (
     AGENT,
     LEAN_AGENT,
     assert_conserved,
+    leyden,
     make_project,
     metrics,
     project_store,
@@ -26,7 +21,14 @@ from tests.e2e.project import (
     write_lines,
 )
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+from leyden.cli import wiring
+from leyden.cli.finish import finish
+from leyden.cli.progress import TextProgress
+from leyden.cli.trackers import MetricsWriter
+from leyden.loop import Improvement, improve
+from leyden.store import ledger
+
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.timeout(300)]
 
 
 def learn(path: Path, *overrides: str) -> tuple[Improvement, list[Mapping[str, Any]]]:
@@ -79,6 +81,11 @@ def test_an_sdk_agent_learns_and_the_run_leaves_everything_behind(tmp_path: Path
     finally:
         store.close()
     assert labels == ["base", "final"] and versions == [0, 2, 4, 6, 7]
+    options = ("-c", str(path), "--version-of", "main@7", "--against", "main@0")
+    judged = json.loads(leyden("eval", *options, "--json", cwd=tmp_path).stdout.splitlines()[-1])
+    assert [one["policy_version"] for one in judged["evaluations"]] == ["main@7", "main@0"]
+    assert judged["verdict"]["answer"] == "better" and judged["verdict"]["difference"] > 0.4
+    assert judged["looks"] == 2, "the run looked once, and this was the second look"
 
 
 @pytest.mark.parametrize(("seed", "dtype"), [(2, "float32"), (3, "bfloat16")])
@@ -93,9 +100,7 @@ def test_reward_rises_whatever_the_seed_and_the_type(tmp_path: Path, seed: int, 
 
 def test_a_low_rank_update_learns_too(tmp_path: Path) -> None:
     path = make_project(tmp_path, agent=LEAN_AGENT)
-    _, rows = learn(
-        path, "learn.steps=3", "policies.main.lora.rank=8", "learn.learning_rate=0.02", 'tasks.holdout=""'
-    )
+    _, rows = learn(path, "learn.steps=3", "policies.main.lora.rank=8", "learn.learning_rate=0.02", 'tasks.holdout=""')
     assert all(row["num_optimizer_steps"] == 2 and row["grad_norm"] > 0 for row in rows)
     assert max(row["gap_mean"] for row in rows) < 1e-4
     checkpoint = run_folder(tmp_path) / "checkpoints" / "main@3"

@@ -12,15 +12,12 @@ from typing import Any
 
 import psutil
 import pytest
-
-from leyden.base.records import RolloutState
-from leyden.store import queue
-from leyden.traces.reader import Reader
 from tests.e2e.project import (
     AGENT,
     LEAN_AGENT,
     LIMIT_S,
     assert_conserved,
+    attempts_of,
     finished,
     leyden,
     make_project,
@@ -31,6 +28,9 @@ from tests.e2e.project import (
     said,
     start,
 )
+
+from leyden.base.records import RolloutState
+from leyden.traces.reader import Reader
 
 pytestmark = pytest.mark.timeout(300)  # two whole runs; a killed runner's leases last 30 s
 
@@ -81,9 +81,9 @@ def assert_nothing_lost_or_doubled(folder: Path, steps: int, *, group: int = 8, 
         over = finished(store, run.name)
         assert num_open(store, run.name) == 0
         assert len({r.id for r in over}) == len(over)
-        assert Counter(r.step for r in over if r.mode == "train") == {s: group * tasks for s in range(steps)}
+        assert Counter(r.step for r in over if r.mode == "train") == dict.fromkeys(range(steps), group * tasks)
         for rollout in over:
-            tries = store.read(lambda connection, id=rollout.id: queue.attempts(connection, id))  # type: ignore[misc]
+            tries = attempts_of(store, rollout.id)
             assert rollout.state == RolloutState.SUCCEEDED, rollout
             assert sum(str(a.outcome) == "completed" for a in tries) == 1
             assert all(a.ended_at is not None for a in tries)
@@ -104,9 +104,7 @@ def recorded(row: dict[str, Any]) -> dict[str, Any]:
 def test_a_killed_learner_repeats_its_steps_bit_by_bit_and_goes_on(tmp_path: Path) -> None:
     path = make_project(tmp_path, agent=LEAN_AGENT, num_holdout=2)
     # The checkpoint after step 2 is the only one, so a kill in step 4 makes step 3 be learned again.
-    process = start(
-        "train", "-c", str(path), "-s", "learn.steps=5", "-s", "learn.checkpoint_every=2", cwd=tmp_path
-    )
+    process = start("train", "-c", str(path), "-s", "learn.steps=5", "-s", "learn.checkpoint_every=2", cwd=tmp_path)
     draw = random.Random(os.getpid())
     wanted = 16 * 3 + draw.randrange(12)
     until(lambda: num_steps(tmp_path) >= 3 and num_over(tmp_path) >= wanted, process, tmp_path, "step 4")
@@ -137,13 +135,9 @@ def test_a_run_killed_before_its_first_checkpoint_starts_over_with_its_own_rollo
 
 
 @pytest.mark.parametrize(("word", "agent"), [("serve", AGENT), ("--worker", LEAN_AGENT)])
-def test_a_killed_gateway_or_runner_is_replaced_and_the_run_completes(
-    tmp_path: Path, word: str, agent: str
-) -> None:
+def test_a_killed_gateway_or_runner_is_replaced_and_the_run_completes(tmp_path: Path, word: str, agent: str) -> None:
     path = make_project(tmp_path, agent=agent)
-    process = start(
-        "train", "-c", str(path), "-s", "learn.steps=4", "-s", 'tasks.holdout=""', cwd=tmp_path
-    )
+    process = start("train", "-c", str(path), "-s", "learn.steps=4", "-s", 'tasks.holdout=""', cwd=tmp_path)
     wanted = 16 + random.Random(os.getpid()).randrange(16)
     until(lambda: num_over(tmp_path) >= wanted, process, tmp_path, "step 2")
     victim = child(process, word)

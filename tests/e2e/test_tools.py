@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.e2e.project import make_project, read, write_lines
 
 from leyden.base.records import Trace
 from leyden.cli import wiring
@@ -14,7 +15,6 @@ from leyden.cli.progress import TextProgress
 from leyden.learning.schedule import plan_step
 from leyden.loop import House, assemble_for, collect, imitate
 from leyden.traces.forest import build_forest, leaves
-from tests.e2e.project import make_project, read, write_lines
 
 AGENT = """\
 import json
@@ -45,7 +45,7 @@ SYSTEM = (
 """What the template of the tiny model shows for these tools."""
 CALL = '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.timeout(300)]
 
 
 @pytest.fixture

@@ -65,7 +65,9 @@ def config_of(folder: Path, **learn: Any) -> Config:
     return from_tree(tree, base_dir=folder)
 
 
-def house_of(store: Store, folder: Path, play: Play = alternating, config: Config | None = None, **fields: Any) -> House:
+def house_of(
+    store: Store, folder: Path, play: Play = alternating, config: Config | None = None, **fields: Any
+) -> House:
     """A run whose rollouts end as `play` says."""
     config = config or config_of(folder)
     store.write(lambda connection: ledger.add_run(connection, store, "run-1", {}, {})).result(20)

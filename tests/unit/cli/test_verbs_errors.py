@@ -5,10 +5,10 @@ import socket
 from pathlib import Path
 
 import pytest
+from tests.unit.cli.calling import Caller
 
 import leyden as package
 from leyden.cli.main import VERBS
-from tests.unit.cli.calling import Caller
 
 
 def change(project: Path, before: str, after: str) -> None:
@@ -41,9 +41,7 @@ def test_an_unknown_verb_is_a_usage_error(leyden: Caller) -> None:
 
 
 @pytest.mark.parametrize("verb", ["run", "train", "eval", "inspect", "serve"])
-def test_a_missing_configuration_names_the_file_and_how_to_get_one(
-    leyden: Caller, tmp_path: Path, verb: str
-) -> None:
+def test_a_missing_configuration_names_the_file_and_how_to_get_one(leyden: Caller, tmp_path: Path, verb: str) -> None:
     said = leyden(verb, "-c", tmp_path / "absent.toml")
     assert said.code == 2 and "absent.toml" in said.err and "leyden init" in said.err
 
@@ -86,7 +84,9 @@ def test_a_task_in_both_splits_is_refused(leyden: Caller, project: Path) -> None
 
 
 def test_without_a_holdout_training_says_that_nothing_can_be_proved(leyden: Caller, project: Path) -> None:
-    said = leyden("train", "-c", project / "leyden.toml", "-s", 'tasks.holdout=""', "-s", "policies.main.model=./absent")
+    said = leyden(
+        "train", "-c", project / "leyden.toml", "-s", 'tasks.holdout=""', "-s", "policies.main.model=./absent"
+    )
     assert "No holdout tasks" in said.out and "cannot prove a gain" in said.out
     said = leyden("eval", "-c", project / "leyden.toml", "-s", 'tasks.holdout=""', "-s", "policies.main.model=./absent")
     assert said.code == 2 and "tasks.holdout" in said.err

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.unit.cli.calling import Caller
 
 from leyden.testing.fake_engine import FakeEngine
 from leyden.testing.scripted import Behaviour, Reply
-from tests.unit.cli.calling import Caller
 
 
 @pytest.fixture
@@ -43,9 +43,7 @@ def test_init_writes_a_project_and_refuses_to_write_over_it(leyden: Caller, tmp_
     assert "OpenAI" in (tmp_path / "p" / "agent.py").read_text(encoding="utf-8")
 
 
-def test_a_run_is_recorded_and_can_be_looked_at_and_exported(
-    leyden: Caller, project: Path, engine: FakeEngine
-) -> None:
+def test_a_run_is_recorded_and_can_be_looked_at_and_exported(leyden: Caller, project: Path, engine: FakeEngine) -> None:
     config = project / "leyden.toml"
     said = leyden(
         "run", "-c", config, "--limit", "2", "--samples", "3", "--json", "-s", f"policies.main.engine={engine.url}"
@@ -101,7 +99,9 @@ def test_an_agent_that_never_calls_is_diagnosed(leyden: Caller, project: Path, e
 def test_an_agent_that_calls_elsewhere_is_diagnosed(leyden: Caller, project: Path, engine: FakeEngine) -> None:
     agent = project / "agent.py"
     text = agent.read_text(encoding="utf-8")
-    agent.write_text(text.replace("OpenAI()", 'OpenAI(base_url="http://127.0.0.1:9/v1", max_retries=0)'), encoding="utf-8")
+    agent.write_text(
+        text.replace("OpenAI()", 'OpenAI(base_url="http://127.0.0.1:9/v1", max_retries=0)'), encoding="utf-8"
+    )
     said = leyden("run", "-c", project / "leyden.toml", "--limit", "1", "--json",
                   "-s", f"policies.main.engine={engine.url}", "-s", "harness.max_attempts=1")  # fmt: skip
     (row,) = [row for row in said.rows if "rollout" in row]

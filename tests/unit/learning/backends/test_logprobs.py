@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from leyden.learning.backends.embedded import logprobs
-from leyden.learning.backends.embedded.precision import LowLinear, lower_linears, refresh
+from leyden.learning.backends.embedded.precision import LowLinear, lower, refresh
 
 M, V, E, L = 11, 97, 16, 40
 
@@ -81,7 +81,7 @@ def test_labels_at_one_position_share_a_row_and_temperatures_do_not() -> None:
 def test_bfloat16_logits_are_reduced_in_float32_and_the_master_weight_gets_the_gradient() -> None:
     hidden_BTE, head, source_L, temperature_L, token_L = case(torch.float32)
     wrapper = nn.Sequential(head)
-    lower_linears(wrapper)
+    lower(wrapper)
     assert isinstance(head, LowLinear)
     positions = logprobs.plan_positions(source_L, temperature_L, token_L, torch.device("cpu"), torch.float32)
     logp_L, _ = logprobs.label_logprobs(hidden_BTE, head, positions, entropy=False)
@@ -95,7 +95,7 @@ def test_bfloat16_logits_are_reduced_in_float32_and_the_master_weight_gets_the_g
 def test_the_copy_follows_its_master() -> None:
     layer = nn.Linear(4, 4, bias=False)
     model = nn.Sequential(layer)
-    lower_linears(model)
+    lower(model)
     assert isinstance(layer, LowLinear)
     x = torch.ones(1, 4)
     with torch.no_grad():

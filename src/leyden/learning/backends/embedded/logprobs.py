@@ -21,8 +21,9 @@ from leyden.base.records import FloatArray
 from leyden.learning.backends.embedded.layouts import Index
 from leyden.learning.backends.embedded.precision import LowLinear
 
-BLOCK_BYTES = 64 * 2**20
-"""Size of one float32 block of logits; about three of this size are alive at once."""
+BLOCK_BYTES = 16 * 2**20
+"""Size of one float32 block of logits; about three of this size are alive at once. Above 32 MiB the C library gives
+each back to the system, and the next costs a page fault per 4 KiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -167,7 +168,7 @@ class _VocabularyBlocks(torch.autograd.Function):
         entropy_M = log_z_M - weighted_M / mass_M if entropy else torch.zeros_like(log_z_M)
         ctx.save_for_backward(low_ME, low_VE, log_z_M, entropy_M)
         ctx.positions, ctx.entropy, ctx.block = positions, entropy, block
-        ctx.hidden_dtype, ctx.weight_dtype = hidden_ME.dtype, weight_VE.dtype
+        ctx.hidden_dtype, ctx.weight_VE = hidden_ME.dtype, weight_VE
         return label_L - log_z_M[positions.row_L], entropy_M
 
     @staticmethod
@@ -177,8 +178,11 @@ class _VocabularyBlocks(torch.autograd.Function):
         grad_logp_L, grad_entropy_M = grads
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
         total_M = torch.zeros_like(log_z_M).index_add_(0, positions.row_L, grad_logp_L)
+        weight_VE: Tensor = ctx.weight_VE
+        grad_VE = weight_VE.grad  # added to in place where it exists; see `precision`
+        if needs_weight and grad_VE is None:
+            grad_VE = torch.zeros_like(weight_VE)
         grad_ME = torch.zeros(low_ME.shape, dtype=log_z_M.dtype, device=low_ME.device)
-        grad_VE = torch.empty(low_VE.shape, dtype=ctx.weight_dtype, device=low_VE.device) if needs_weight else None
         for start in range(0, len(low_VE), ctx.block):
             low_WE = low_VE[start : start + ctx.block]
             log_p_MW = _scaled(low_ME, low_WE, positions).sub_(log_z_M[:, None])
@@ -198,9 +202,10 @@ class _VocabularyBlocks(torch.autograd.Function):
             d_logits_MW = d_z_MW.to(low_VE.dtype)
             if needs_hidden:
                 grad_ME += d_logits_MW @ low_WE
-            if grad_VE is not None:
-                grad_VE[start : start + len(low_WE)] = d_logits_MW.T @ low_ME
-        return grad_ME.to(ctx.hidden_dtype) if needs_hidden else None, grad_VE, None, None, None, None
+            if needs_weight and grad_VE is not None:
+                grad_VE[start : start + len(low_WE)].add_(d_logits_MW.T @ low_ME)
+        returned_VE = grad_VE if needs_weight and weight_VE.grad is None else None
+        return grad_ME.to(ctx.hidden_dtype) if needs_hidden else None, returned_VE, None, None, None, None
 
 
 def _scaled(low_ME: Tensor, low_WE: Tensor, positions: Positions) -> Tensor:

@@ -212,7 +212,7 @@ def wrap(
     if lora is not None:
         model = _add_lora(causal, lora, source, seed)
     if dtype == "bfloat16":
-        precision.lower_linears(model)
+        precision.lower(model)
     head = causal.get_output_embeddings()  # type: ignore[no-untyped-call]
     if head is None:
         raise ModelUnusable(f"{source} is a {type(causal).__name__} without an output head; choose a causal LM")
