@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import leyden.learning.backends.embedded  # before torch: it says how threads wait
+import leyden.learning.backends.embedded  # noqa: F401 - before torch: it says how threads wait
 
 # isort: split
 

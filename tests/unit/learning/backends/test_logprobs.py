@@ -41,11 +41,14 @@ def full(
 
 @pytest.mark.parametrize("entropy", [False, True])
 @pytest.mark.parametrize("block_bytes", [1, 4 * 64 * M, 2**20])
-@pytest.mark.parametrize("plain", [True, False])
-def test_blocks_equal_the_full_softmax_and_its_gradient(entropy: bool, block_bytes: int, plain: bool) -> None:
+@pytest.mark.parametrize("way", ["kept", "made again", "any head"])
+def test_blocks_equal_the_full_softmax_and_its_gradient(
+    entropy: bool, block_bytes: int, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logprobs, "KEEP_BYTES", 2**26 if way == "kept" else 0)
     hidden_BTE, head, source_L, temperature_L, token_L = case()
     used: nn.Module = head
-    if not plain:
+    if way == "any head":
         used = nn.Linear(E, V, dtype=torch.float64)
         used.weight = head.weight
         nn.init.zeros_(used.bias)

@@ -32,6 +32,10 @@ from leyden.learning.backends.embedded.stopping import TextStream
 PREFILL_TOKENS = 2048
 """Most tokens of one prefill pass, padding included; longer prompts are cut into passes. Its attention bias
 has this many times the context entries, so it also bounds memory."""
+ROW_STEP = 8
+WIDTH_STEP = 16
+"""Decode passes are padded to a multiple of ROW_STEP rows and prefill passes to a multiple of WIDTH_STEP tokens: the
+CPU's matrix kernels are compiled anew for every number of rows they have not seen, which took half of the time."""
 SYNC_TOLERANCE = 0.05
 """Largest mean difference in nats between sampler and trainer on a probe; rounding alone gives a fraction."""
 
@@ -152,7 +156,7 @@ class Decoder:
             self.active.append(leader)
         leaders = [same[0] for _, _, same in rows]
         while (most := max(len(s.prompt) - 1 - s.num_cached for s in leaders)) > 0:
-            width = min(most, max(1, PREFILL_TOKENS // len(leaders)))
+            width = min(_up(most, WIDTH_STEP), max(1, PREFILL_TOKENS // len(leaders)))
             self._prefill_pass(first, leaders, width)
         for r, (_, found, same) in enumerate(rows):
             leader, num_known = same[0], len(same[0].prompt) - 1
@@ -194,14 +198,18 @@ class Decoder:
         """Token and log-probability that come next for every active sequence, by slot."""
         began = time.perf_counter()
         rows = self.active
-        self._cache.reserve(len(rows), max(s.length for s in rows) + 1)
-        ids_B1 = np.asarray([[s.next_input] for s in rows], np.int64)
-        positions_B1 = np.asarray([[s.length - 1] for s in rows], np.int64)
+        # Rows beyond the active ones write to slots that nobody has, and are not looked at.
+        num_rows = _up(len(rows), ROW_STEP)
+        self._cache.reserve(num_rows, max(s.length for s in rows) + 1)
+        ids_B1 = np.zeros((num_rows, 1), np.int64)
+        positions_B1 = np.zeros((num_rows, 1), np.int64)
+        ids_B1[: len(rows), 0] = [s.next_input for s in rows]
+        positions_B1[: len(rows), 0] = [s.length - 1 for s in rows]
         assert all(s.num_cached == s.length - 1 for s in rows)
         hidden_B1E = self._hidden(0, ids_B1, positions_B1, positions_B1)
         head: nn.Module = self._causal.get_output_embeddings()
         with self._compute():
-            logits_BV = head(hidden_B1E[:, 0])
+            logits_BV = head(hidden_B1E[:, 0])[: len(rows)]
         tokens, logprobs = draw(logits_BV, [s.rule for s in rows], [s.rng.random() for s in rows])
         self.counters.num_steps += 1
         self.counters.num_sampled_tokens += len(rows)
@@ -229,6 +237,11 @@ class Decoder:
                 f"after the update to a new version the sampler's log-probs differ from the trainer's by "
                 f"{gap:.3g} nats on average, more than {SYNC_TOLERANCE}; the weights were not taken over"
             )
+
+
+def _up(number: int, step: int) -> int:
+    """`number` rounded up to a multiple of `step`."""
+    return -(-number // step) * step
 
 
 def _passes(widths: Sequence[int]) -> Iterator[list[int]]:

@@ -1,8 +1,8 @@
-"""Log-probs and entropies of labels from hidden states, without ever holding logits of all positions.
+"""Log-probs and entropies of labels from hidden states, without ever holding float32 logits of all positions.
 
-Hidden states are gathered first, so prompt tokens never meet the output head. Logits are made for a block of
-the vocabulary (or, behind a head that is not a plain linear layer, for a block of positions), reduced,
-dropped, and made again in the backward: memory is M x block whatever V is. Logits are divided by the
+Hidden states are gathered first, so prompt tokens never meet the output head. Logits are made for a block of the
+vocabulary (or, behind a head that is not a plain linear layer, for a block of positions), reduced, dropped, and
+made again in the backward: memory is M x block whatever V is, plus at most KEEP_BYTES. Logits are divided by the
 temperature and reduced in at least float32. The head's weight gradient is written once, block by block.
 
     M distinct (position, temperature) pairs   L labels, each on one of M
@@ -24,6 +24,11 @@ from leyden.learning.backends.embedded.precision import LowLinear
 BLOCK_BYTES = 16 * 2**20
 """Size of one float32 block of logits; about three of this size are alive at once. Above 32 MiB the C library gives
 each back to the system, and the next costs a page fault per 4 KiB."""
+
+
+KEEP_BYTES = 64 * 2**20
+"""Logits of one pass up to this size, in the type of the computation, are kept for the backward instead of made
+again: for a few hundred labels that is a quarter of the head's work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -154,8 +159,13 @@ class _VocabularyBlocks(torch.autograd.Function):
         mass_M = torch.zeros_like(highest_M)
         weighted_M = torch.zeros_like(highest_M)
         label_L = torch.zeros(len(positions.token_L), dtype=wide, device=low_ME.device)
+        keep = M * len(low_VE) * low_VE.element_size() <= KEEP_BYTES
+        kept: list[Tensor] = []
         for start in range(0, len(low_VE), block):
-            z_MW = _scaled(low_ME, low_VE[start : start + block], positions)
+            logits_MW = nn.functional.linear(low_ME, low_VE[start : start + block])
+            if keep:
+                kept.append(logits_MW)
+            z_MW = _scaled(logits_MW, positions)
             _pick(label_L, z_MW, positions, start)
             new_M = torch.maximum(highest_M, z_MW.amax(1))
             keep_M = torch.exp(highest_M - new_M)
@@ -166,14 +176,14 @@ class _VocabularyBlocks(torch.autograd.Function):
             highest_M = new_M
         log_z_M = highest_M + mass_M.log()
         entropy_M = log_z_M - weighted_M / mass_M if entropy else torch.zeros_like(log_z_M)
-        ctx.save_for_backward(low_ME, low_VE, log_z_M, entropy_M)
+        ctx.save_for_backward(low_ME, low_VE, log_z_M, entropy_M, *kept)
         ctx.positions, ctx.entropy, ctx.block = positions, entropy, block
         ctx.hidden_dtype, ctx.weight_VE = hidden_ME.dtype, weight_VE
         return label_L - log_z_M[positions.row_L], entropy_M
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        low_ME, low_VE, log_z_M, entropy_M = ctx.saved_tensors
+        low_ME, low_VE, log_z_M, entropy_M, *kept = ctx.saved_tensors
         positions: Positions = ctx.positions
         grad_logp_L, grad_entropy_M = grads
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
@@ -185,7 +195,8 @@ class _VocabularyBlocks(torch.autograd.Function):
         grad_ME = torch.zeros(low_ME.shape, dtype=log_z_M.dtype, device=low_ME.device)
         for start in range(0, len(low_VE), ctx.block):
             low_WE = low_VE[start : start + ctx.block]
-            log_p_MW = _scaled(low_ME, low_WE, positions).sub_(log_z_M[:, None])
+            logits_MW = kept[start // ctx.block] if kept else nn.functional.linear(low_ME, low_WE)
+            log_p_MW = _scaled(logits_MW, positions).sub_(log_z_M[:, None])
             p_MW = log_p_MW.exp()
             if ctx.entropy:
                 # -p * (total + grad_H * (log p + H))
@@ -208,9 +219,12 @@ class _VocabularyBlocks(torch.autograd.Function):
         return grad_ME.to(ctx.hidden_dtype) if needs_hidden else None, returned_VE, None, None, None, None
 
 
-def _scaled(low_ME: Tensor, low_WE: Tensor, positions: Positions) -> Tensor:
-    logits_MW = _wide(nn.functional.linear(low_ME, low_WE))
-    return logits_MW if positions.temperature_M is None else logits_MW.div_(positions.temperature_M[:, None])
+def _scaled(logits_MW: Tensor, positions: Positions) -> Tensor:
+    """Logits by temperature in a wide type, always a new tensor."""
+    temperature_M = positions.temperature_M
+    if temperature_M is not None:
+        return _wide(logits_MW) / temperature_M[:, None]
+    return logits_MW.to(torch.promote_types(logits_MW.dtype, torch.float32), copy=True)
 
 
 def _in_block(positions: Positions, start: int, size: int) -> Tensor:
