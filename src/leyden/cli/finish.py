@@ -118,8 +118,8 @@ def diagnostics(
         if found.memorised:
             named = ", ".join(found.memorised[:8]) + (" ..." if len(found.memorised) > 8 else "")
             said.append(
-                f"{len(found.memorised)} of {found.num_tasks} tasks are memorised: every rollout solved them ({named}). "
-                "They teach nothing more, so give RL tasks that were not imitated, or harder ones."
+                f"{len(found.memorised)} of {found.num_tasks} tasks are memorised: every rollout solved them "
+                f"({named}). They teach nothing more, so give RL tasks that were not imitated, or harder ones."
             )
         if found.hopeless:
             named = ", ".join(found.hopeless[:8]) + (" ..." if len(found.hopeless) > 8 else "")

@@ -29,7 +29,7 @@ from leyden.base.records import PolicyVersion, Task
 from leyden.base.tasks import Demo, check_splits, load_demos, load_tasks
 from leyden.cli.processes import Child
 from leyden.loop import House, Progress, sft_steps
-from leyden.store import ledger, open_store
+from leyden.store import ledger, open_store, queue
 from leyden.store.base import Store
 
 ENGINE_KEY_ENV = "LEYDEN_ENGINE_KEY"
@@ -114,7 +114,9 @@ class GatewayClient:
 class LocalServices:
     """Gateway and runner of one run on this machine."""
 
-    def __init__(self, config: Config, folder: Path, run_id: str, engine_url: str, engine_key: str) -> None:
+    def __init__(
+        self, config: Config, store: Store, folder: Path, run_id: str, engine_url: str, engine_key: str
+    ) -> None:
         """`config` with the policy's engine replaced by the embedded sampler is what the children read."""
         policy = config.learn.policy
         changed = config.policies[policy].model_copy(update={"engine": engine_url, "engine_key_env": ENGINE_KEY_ENV})
@@ -130,6 +132,8 @@ class LocalServices:
         runner_env = {k: v for k, v in env.items() if k not in (config.gateway.admin_key_env, ENGINE_KEY_ENV)}
         self.runner = Child("runner", self._runner_arguments, logs, runner_env)
         self._config = config
+        self._store = store
+        self._run_id = run_id
 
     def start(self) -> None:
         """Both, the gateway first: the runner tells harnesses its address."""
@@ -140,7 +144,12 @@ class LocalServices:
     def check(self) -> None:
         """Restart what died; the gateway comes back on the port it had, so harnesses find it again."""
         self._check_gateway()
-        self.runner.check(["--gateway", self.client.url])
+        if self.runner.check(["--gateway", self.client.url]):
+            # The one that died holds leases, and nobody need wait until they are over.
+            owner = self.runner.facts["owner"]
+            self._store.write(
+                lambda connection: queue.expire_leases(connection, self._store, self._run_id, keep=owner)
+            ).result(30)
 
     def _check_gateway(self) -> bool:
         port = self.client.url.rpartition(":")[2]
@@ -220,10 +229,18 @@ def backend_of(config: Config, policy: str) -> Any:
     return EmbeddedBackend(policy, resolved, config.learn, seed=config.run.seed)
 
 
-def start_version(connection: Connection, store: Store, policy: str, run_id: str, model: str) -> int:
-    """The number of the version that a new run starts from: names are never reused, whatever ran before."""
+def start_version(
+    connection: Connection, store: Store, policy: str, run_id: str, model: str, num_versions: int
+) -> int:
+    """The number of the version that a new run starts from: names are never reused, whatever ran before.
+
+    The `num_versions` that the run may make after it are set aside, so a run that starts while this one is stopped
+    does not take them.
+    """
+    key = f"versions.{policy}"
     known = [v.version for v in ledger.policy_versions(connection, policy)]
-    number = max(known) + 1 if known else 0
+    number = max([*known, ledger.get_control(connection, key) or -1, -1]) + 1
+    ledger.set_control(connection, store, key, number + num_versions)
     version = PolicyVersion(policy=policy, version=number, path=model, run_id=run_id, created_at=time.time())
     ledger.add_policy_version(connection, store, version, stage="base")
     return number
@@ -264,6 +281,7 @@ def open_house(
     backend = services = None
     base, sft_done, done_steps = 0, False, 0
     try:
+        progress.say(f"Loading {config.policies[policy].model} ...")
         backend = backend_of(config, policy)
         folder.mkdir(parents=True, exist_ok=True)
         if training:
@@ -274,7 +292,7 @@ def open_house(
             else:
                 backend.load(folder / "checkpoints" / f"{policy}@{version}", version, full=True)
         engine_url = backend.start()
-        services = LocalServices(config, folder, run_id, engine_url, backend.engine_key)
+        services = LocalServices(config, store, folder, run_id, engine_url, backend.engine_key)
         services.start()
         yield House(
             config=config,
@@ -345,7 +363,8 @@ def _register(
 
         def start(connection: Connection) -> int:
             ledger.add_run(connection, store, run_id, json.loads(dump(config)), versions(), now=time.time())
-            return start_version(connection, store, policy, run_id, config.policies[policy].model)
+            num_versions = sft_steps(config, num_demos) + config.learn.steps
+            return start_version(connection, store, policy, run_id, config.policies[policy].model, num_versions)
 
         return store.write(start).result(30), False, 0
 

@@ -61,6 +61,7 @@ __all__ = [
     "delete",
     "end_attempt",
     "enqueue",
+    "expire_leases",
     "finish",
     "finished_groups",
     "get",
@@ -220,6 +221,18 @@ def release(conn: Connection, store: Store, rollout_id: str, now: float) -> None
         return
     _set(conn, row, now, state=RolloutState.RUNNING.value, lease_owner=None, lease_until=0.0)
     store.changed(conn, TOPIC)
+
+
+def expire_leases(conn: Connection, store: Store, run_id: str, *, keep: str) -> None:
+    """End the leases of a run that `keep` does not own: their owner is dead, and the next lease may take them."""
+    mine = and_(
+        table.c.run_id == run_id,
+        table.c.state == RolloutState.RUNNING.value,
+        table.c.lease_owner.is_not(None),
+        table.c.lease_owner != keep,
+    )
+    if conn.execute(update(table).where(mine).values(lease_until=0.0)).rowcount:
+        store.changed(conn, TOPIC)
 
 
 def patch_status(

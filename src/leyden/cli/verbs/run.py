@@ -79,7 +79,7 @@ def work(settings: Config, gateway: str, run: str, ready_file: Path | None) -> N
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop.set)
         runner = Runner(store, settings, gateway, run_id=run or None)
-        write_ready(ready_file, {"pid": os.getpid()})
+        write_ready(ready_file, {"pid": os.getpid(), "owner": runner.owner})
         await runner.run(stop)
 
     try:

