@@ -15,6 +15,7 @@ from leyden.base.config import LearnConfig, LoraConfig
 from leyden.base.errors import CheckpointError
 from leyden.learning.backends.base import Objective
 from leyden.learning.backends.embedded import checkpoint
+from leyden.learning.backends.embedded.atomic import atomic_folder
 from leyden.learning.backends.embedded.attention import attention_scope, causal_kernel
 from leyden.learning.backends.embedded.model import LoadedModel, parameter_fingerprint
 from leyden.learning.backends.embedded.trainer import Trainer
@@ -128,12 +129,12 @@ def test_a_checkpoint_of_another_model_is_refused(load_tiny: Load, tmp_path: Pat
 def test_a_save_that_fails_leaves_the_old_checkpoint_and_no_debris(load_tiny: Load, tmp_path: Path) -> None:
     loaded = load_tiny()
     checkpoint.save(tmp_path / "c", loaded)
-    with pytest.raises(KeyboardInterrupt), checkpoint.atomic_folder(tmp_path / "c") as folder:
+    with pytest.raises(KeyboardInterrupt), atomic_folder(tmp_path / "c") as folder:
         (folder / "half").write_text("half")
         raise KeyboardInterrupt
     assert [p.name for p in tmp_path.iterdir()] == ["c"]
     checkpoint.load(tmp_path / "c", loaded)
-    with pytest.raises(CheckpointError, match="cannot be written"), checkpoint.atomic_folder(tmp_path / "c"):
+    with pytest.raises(CheckpointError, match="cannot be written"), atomic_folder(tmp_path / "c"):
         raise OSError(28, "No space left on device")
     checkpoint.save(tmp_path / "c", loaded)
     assert [p.name for p in tmp_path.iterdir()] == ["c"]

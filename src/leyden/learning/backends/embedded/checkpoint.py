@@ -12,11 +12,7 @@ checkpoints to keep, data order, and the version of the policy; the loop has tho
 import copy
 import hashlib
 import json
-import os
-import shutil
-import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +23,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from leyden.base.errors import CheckpointError
+from leyden.learning.backends.embedded.atomic import atomic_folder
 from leyden.learning.backends.embedded.model import LoadedModel, save_plain
 from leyden.learning.backends.embedded.source import quiet
 from leyden.learning.backends.embedded.trainer import Trainer
@@ -35,33 +32,6 @@ MANIFEST = "leyden.json"
 FORMAT = 1
 STATE = "trainer.safetensors"
 _ADAM = ("exp_avg", "exp_avg_sq", "step")
-
-
-@contextmanager
-def atomic_folder(target: Path) -> Iterator[Path]:
-    """A temporary folder that becomes `target` when the block ends well, and is removed when it does not.
-
-    Everything in it is on disk before the name appears. A `target` that exists is replaced. Raises
-    CheckpointError where the disk refuses.
-    """
-    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.partial")
-    try:
-        temporary.mkdir(parents=True)
-        yield temporary
-        for path in [*temporary.rglob("*"), temporary]:
-            _flush(path)
-        replaced = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.replaced")
-        if target.exists():
-            os.rename(target, replaced)
-        os.rename(temporary, target)
-        _flush(target.parent)
-        shutil.rmtree(replaced, ignore_errors=True)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(
-            f"{target} cannot be written: {error}; free some space or choose another folder"
-        ) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def save(folder: Path, loaded: LoadedModel, trainer: Trainer | None = None) -> None:
@@ -233,11 +203,3 @@ def _compare(folder: Path, found: Mapping[str, Tensor], wanted: Mapping[str, Ten
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -27,6 +27,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 from leyden.base.config import LoraConfig
 from leyden.base.errors import ModelUnusable
 from leyden.learning.backends.embedded import precision
+from leyden.learning.backends.embedded.atomic import atomic_folder
 from leyden.learning.backends.embedded.attention import attention_scope, causal_kernel
 from leyden.learning.backends.embedded.source import (
     check_config,
@@ -246,8 +247,6 @@ def convert_gguf(gguf_path: Path, out_dir: Path, progress: Callable[[str], None]
 
     `progress` gets one line per phase. Raises ModelUnusable.
     """
-    from leyden.learning.backends.embedded.checkpoint import atomic_folder
-
     say = progress or (lambda line: None)
     source = str(gguf_path)
     where, options = locate(source)
