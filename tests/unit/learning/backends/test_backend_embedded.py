@@ -155,3 +155,11 @@ def test_a_policy_that_is_not_trained_refuses_an_update(tmp_path: Path) -> None:
 def test_an_unknown_tool_parser_is_refused_before_a_model_is_loaded() -> None:
     with pytest.raises(ConfigError, match="tool_parser"):
         EmbeddedBackend("main", PolicyConfig(model="nowhere", tool_parser="xml"), LearnConfig())
+
+
+def test_a_number_given_to_the_weights_is_what_backend_and_engine_say(engine: Served) -> None:
+    backend = engine.backend
+    backend.serve_as(41)
+    assert (backend.version, backend.sampler.version) == (41, 41)
+    backend.load_base(42)
+    assert (backend.version, backend.sampler.version) == (42, 42)

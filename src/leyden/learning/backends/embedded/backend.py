@@ -163,7 +163,7 @@ class EmbeddedBackend:
     def serve_as(self, version: int) -> None:
         """Give the weights that are held the number under which the store knows them."""
         with self._held():
-            self.sampler.resume(version)
+            self._serve(version)
 
     def forget_optimizer(self, folder: Path) -> None:
         """Reduce a full checkpoint to its weights: nothing resumes from it any more."""
