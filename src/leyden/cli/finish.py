@@ -132,6 +132,11 @@ def diagnostics(
                 f"{100 * share:.0f} % of the groups had all rollouts solved or none; a larger learn.group_size or "
                 "other tasks would waste fewer rollouts."
             )
+        if flat and config.learn.algorithm == "grpo" and len(config.rewards.weights) > 1:
+            said.append(
+                f"In {flat} of {len(groups)} groups all rollouts were solved or none, and GRPO divides by the spread of "
+                "the group: small components such as length then count as much as being right. dr_grpo does not divide."
+            )
     capped = [step["importance_capped"] for step in steps if step.get("importance_capped")]
     if capped and max(capped) > 0.05:
         said.append(

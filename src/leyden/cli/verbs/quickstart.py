@@ -25,10 +25,10 @@ databases, trains the model behind the API, and then asks questions about databa
 What happens now, and about how long it takes on two cores:
   1. tasks are generated                                       a few seconds
   2. the model, SmolLM2-135M-Instruct, is fetched              under a minute, the first time only
-  3. the untrained model is tried on the holdout tasks         half a minute
+  3. the untrained model is tried on the holdout tasks         a minute
   4. it imitates 64 approved demonstrations                    half a minute
   5. and is tried again                                        half a minute
-  6. it tries tasks, is rewarded, and learns                   three minutes
+  6. it tries tasks, is rewarded, and learns                   two to three minutes
   7. it is tried a last time, and the verdict is given         half a minute
 """
 
