@@ -134,8 +134,8 @@ def diagnostics(
             )
         if flat and config.learn.algorithm == "grpo" and len(config.rewards.weights) > 1:
             said.append(
-                f"In {flat} of {len(groups)} groups all rollouts were solved or none, and GRPO divides by the spread of "
-                "the group: small components such as length then count as much as being right. dr_grpo does not divide."
+                f"In {flat} of {len(groups)} groups all rollouts were solved or none, and GRPO divides by the spread "
+                "of the group: small components such as length then count as much as being right; dr_grpo does not."
             )
     capped = [step["importance_capped"] for step in steps if step.get("importance_capped")]
     if capped and max(capped) > 0.05:
