@@ -26,10 +26,10 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=HERE, help="folder for data, runs and results")
     parser.add_argument("--set", dest="sets", action="append", default=[], metavar="SECTION.KEY=VALUE")
     options = parser.parse_args()
-    out = options.out.resolve()
+    out = options.out.resolve() / ("geoquery" if options.geoquery else "")
     out.mkdir(parents=True, exist_ok=True)
-    config, data = ("geoquery.toml", "data-geoquery") if options.geoquery else ("full.toml", "data")
-    make_tasks(options.geoquery, out / data)
+    config = "geoquery.toml" if options.geoquery else "full.toml"
+    make_tasks(options.geoquery, out / "data")
     model = options.model or fetch_model()
     summaries = [run_seed(seed, config, out, model, options.sets) for seed in options.seeds]
     name = "geoquery" if options.geoquery else "generated"
