@@ -73,7 +73,7 @@ def report_data(house: House, improvement: Improvement) -> ReportData:
     after = judged.get("final")
     data: ReportData = {
         "title": f"Leyden run {house.run_id}",
-        "subtitle": f"{house.config.learn.algorithm.upper()} on {house.config.policies[house.policy].model}",
+        "subtitle": f"{house.config.learn.algorithm} on {Path(house.config.policies[house.policy].model).name}",
         "verdict": None if verdict is None else _verdict(verdict),
         "sentence": _sentence(improvement),
         "level": house.config.eval.level,
