@@ -60,7 +60,7 @@ def random_smollm2() -> LoadedModel:
     config._attn_implementation = ATTENTION_NAME
     torch.manual_seed(0)
     return wrap(
-        LlamaForCausalLM(config),
+        LlamaForCausalLM(config).to("cuda" if torch.cuda.is_available() else "cpu"),
         _NoTokenizer(),
         "",
         dtype="bfloat16",
@@ -136,6 +136,8 @@ def measure(loaded: LoadedModel, batch: Batch, repeats: int, say: Callable[[str]
             clear(loaded)
             start = time.perf_counter()
             trainers[layout].accumulate(batch, Objective())
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
             taken = time.perf_counter() - start
             if repetition >= 0:
                 seconds[layout].append(taken)
