@@ -59,8 +59,11 @@ def random_smollm2() -> LoadedModel:
     )
     config._attn_implementation = ATTENTION_NAME
     torch.manual_seed(0)
+    model = LlamaForCausalLM(config)
+    if torch.cuda.is_available():
+        model.cuda()
     return wrap(
-        LlamaForCausalLM(config).to("cuda" if torch.cuda.is_available() else "cpu"),
+        model,
         _NoTokenizer(),
         "",
         dtype="bfloat16",
