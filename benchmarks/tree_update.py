@@ -23,6 +23,7 @@ import leyden.learning.backends.embedded  # noqa: F401 - before torch: it says h
 
 import numpy as np
 import torch
+from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from leyden.base.config import LearnConfig
@@ -61,7 +62,7 @@ def random_smollm2() -> LoadedModel:
     torch.manual_seed(0)
     model = LlamaForCausalLM(config)
     if torch.cuda.is_available():
-        model.cuda()
+        nn.Module.cuda(model)  # the override in transformers hides its signature
     return wrap(
         model,
         _NoTokenizer(),
