@@ -104,7 +104,27 @@ def diagnostics(
     config: Config, steps: Sequence[Mapping[str, Any]], judged: Mapping[str, evaluation.Evaluation]
 ) -> list[str]:
     """Plain sentences about what a reader should know or change."""
-    said = []
+    said = _about_groups(config, steps)
+    capped = [step["importance_capped"] for step in steps if step.get("importance_capped")]
+    if capped and max(capped) > 0.05:
+        said.append(
+            f"Up to {100 * max(capped):.0f} % of importance weights met the cap {config.learn.importance_cap}: sampler "
+            "and trainer disagree; look at the gap and at the dtype of the policy."
+        )
+    for label, result in judged.items():
+        if result.num_excluded:
+            said.append(
+                f"{result.num_excluded} rollouts of the evaluation {label!r} do not count: the infrastructure failed "
+                "or nobody scored them."
+            )
+    if not judged:
+        said.append("There was no holdout, so nothing was proved; set tasks.holdout.")
+    return said
+
+
+def _about_groups(config: Config, steps: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What the groups of all steps say about the tasks."""
+    said: list[str] = []
     groups = [
         GroupStats(group_id="", task_id=task, rewards=rewards, num_survivors=len(rewards))
         for step in steps
@@ -137,20 +157,6 @@ def diagnostics(
                 f"In {flat} of {len(groups)} groups all rollouts were solved or none, and GRPO divides by the spread "
                 "of the group: small components such as length then count as much as being right; dr_grpo does not."
             )
-    capped = [step["importance_capped"] for step in steps if step.get("importance_capped")]
-    if capped and max(capped) > 0.05:
-        said.append(
-            f"Up to {100 * max(capped):.0f} % of importance weights met the cap {config.learn.importance_cap}: sampler "
-            "and trainer disagree; look at the gap and at the dtype of the policy."
-        )
-    for label, result in judged.items():
-        if result.num_excluded:
-            said.append(
-                f"{result.num_excluded} rollouts of the evaluation {label!r} do not count: the infrastructure failed "
-                "or nobody scored them."
-            )
-    if not judged:
-        said.append("There was no holdout, so nothing was proved; set tasks.holdout.")
     return said
 
 

@@ -235,11 +235,16 @@ def wrap(
 
 
 def load_tokenizer(path_or_hub_id: str | Path) -> Any:
-    """The tokenizer alone, for whoever only reads ids; not thread-safe. Raises ModelUnusable."""
+    """The tokenizer alone, for whoever only reads ids; not thread-safe. Raises ModelUnusable.
+
+    A hub is not asked: whoever sampled has it in the cache, and one that cannot be reached is tried for a minute.
+    """
     source = str(path_or_hub_id)
     where, options = locate(source)
     with quiet():
-        return read_part("tokenizer", source, lambda: AutoTokenizer.from_pretrained(where, **options))
+        return read_part(
+            "tokenizer", source, lambda: AutoTokenizer.from_pretrained(where, local_files_only=True, **options)
+        )
 
 
 def convert_gguf(gguf_path: Path, out_dir: Path, progress: Callable[[str], None] | None = None) -> None:
