@@ -138,6 +138,7 @@ def _show(settings: Config, trace: Trace, actions: Sequence[Action], credit: flo
         f"outcome {rollout.outcome or rollout.state}, reward {reward}, "
         f"credit {'none' if credit is None else f'{credit:+.4f}'}",
         markup=False,
+        soft_wrap=True,
     )
     if trace.rewards:
         console.print(

@@ -184,7 +184,10 @@ def _show(store: Store, rollouts: list[Rollout], json_output: bool) -> None:
         for row in rows:
             print(json.dumps(row))
         return
-    table = Table("rollout", "task", "outcome", "reward", "calls", "tokens", "s", "diagnosis", box=None)
+    table = Table(box=None)
+    table.add_column("rollout", no_wrap=True)  # whole, because `leyden inspect` is given it
+    for column in ("task", "outcome", "reward", "calls", "tokens", "s", "diagnosis"):
+        table.add_column(column)
     for row in rows:
         table.add_row(
             str(row["rollout"]), str(row["task"]), str(row["outcome"]),
