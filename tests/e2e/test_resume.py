@@ -4,6 +4,7 @@ import os
 import random
 import signal
 import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import psutil
 import pytest
 from tests.e2e.project import (
     AGENT,
+    ENV,
     LEAN_AGENT,
     LIMIT_S,
     assert_conserved,
@@ -118,6 +120,37 @@ def test_a_killed_learner_repeats_its_steps_bit_by_bit_and_goes_on(tmp_path: Pat
     assert [recorded(row) for row in after[: len(before)]] == [recorded(row) for row in before]
     assert_nothing_lost_or_doubled(tmp_path, 5)
     assert (run / "report.html").exists()
+
+
+PLACES = {
+    "between two optimizer steps of one update": ("torch.optim:AdamW.step", 6),
+    "before the step is written down": ("leyden.store.ledger:add_step", 3),
+    "while a checkpoint is flushed": ("leyden.learning.backends.embedded.atomic:_flush", 9),
+    "before a checkpoint gets its name": ("leyden.learning.backends.embedded.atomic:os.rename", 2),
+    "before a checkpoint is registered": ("leyden.store.ledger:add_policy_version", 3),
+    "before old optimizer states are dropped": ("leyden.loop:_prune", 2),
+}
+"""Where the learner of three steps with two optimizer steps each is killed: in its third step, or while the
+checkpoint after its second is written."""
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_kill_during_an_update_or_a_checkpoint_loses_nothing_and_doubles_nothing(tmp_path: Path, place: str) -> None:
+    where, number = PLACES[place]
+    path = make_project(tmp_path, agent=LEAN_AGENT)
+    arguments = ("train", "-c", str(path), "-s", "learn.steps=3", "-s", "learn.checkpoint_every=1",
+                 "-s", "learn.keep_checkpoints=1", "-s", 'tasks.holdout=""')  # fmt: skip
+    trap = [sys.executable, str(Path(__file__).with_name("killed.py")), where, str(number), *arguments]
+    killed = subprocess.run(trap, cwd=tmp_path, env=ENV, capture_output=True, text=True, timeout=LIMIT_S)
+    assert killed.returncode == -signal.SIGKILL, f"{where} was not reached\n{killed.stdout}\n{killed.stderr}"
+    run = run_folder(tmp_path)
+    before = metrics(run) if (run / "metrics.jsonl").exists() else []
+    assert 1 <= len(before) <= 2
+    leyden("train", "--resume", str(run), cwd=tmp_path)
+    assert [recorded(row) for row in metrics(run)[: len(before)]] == [recorded(row) for row in before]
+    assert_nothing_lost_or_doubled(tmp_path, 3)
+    left = sorted(item.name for item in (run / "checkpoints").iterdir() if item.is_dir())
+    assert left == ["main@1", "main@2", "main@3"], "a half-written folder was left, or a version is missing"
 
 
 def test_a_run_killed_before_its_first_checkpoint_starts_over_with_its_own_rollouts(tmp_path: Path) -> None:

@@ -32,19 +32,20 @@ NUM_TRANSCRIPTS = 12
 """Pairs that the report shows: first tasks that were won, then lost, then unchanged."""
 
 
-def finish(house: House, improvement: Improvement) -> Path:
-    """Write `report.html` into the run folder, say the verdict, and return the path."""
+def finish(house: House, improvement: Improvement) -> dict[str, Any]:
+    """Write `report.html` and `summary.json` into the run folder and say the verdict; returns the summary."""
     data = report_data(house, improvement)
     path = house.folder / "report.html"
     path.write_text(render(data), encoding="utf-8")
-    (house.folder / "summary.json").write_text(json.dumps(summary(house, improvement, data), indent=2), "utf-8")
+    found = {**summary(house, improvement, data), "report": str(path)}
+    (house.folder / "summary.json").write_text(json.dumps(found, indent=2), "utf-8")
     house.store.write(lambda connection: ledger.set_run_state(connection, house.store, house.run_id, "done")).result(30)
     for label, verdict in improvement.verdicts.items():
         house.progress.say(f"Verdict against {LABELS[label].lower()} ({verdict.incumbent}): {gate.explain(verdict)}")
     for line in data.get("diagnostics", ()):
         house.progress.say(f"Note: {line}")
     house.progress.say(f"Report: {path}")
-    return path
+    return found
 
 
 def summary(house: House, improvement: Improvement, data: ReportData) -> dict[str, Any]:

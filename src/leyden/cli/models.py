@@ -40,7 +40,9 @@ def smollm2(progress: Progress) -> Path:
         progress.begin("fetching SmolLM2-135M-Instruct (94 MB)", 3)
         gguf = _fetch(Path(scratch))
         progress.advance(1, "converting")
-        convert_gguf(gguf, target)
+        convert_gguf(gguf, Path(scratch) / "model")
+        if not target.exists():  # another process may have been faster
+            (Path(scratch) / "model").rename(target)
         progress.advance(3)
         progress.end()
     progress.say(f"Model: kept in {target} for later runs")

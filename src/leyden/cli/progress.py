@@ -100,6 +100,9 @@ class TextProgress:
         if row["stage"] != "sft":
             self.say(step_line(row))
 
+    def done(self, summary: Mapping[str, Any]) -> None:
+        """Nothing: people were told the verdict and where the report is."""
+
 
 class JsonProgress:
     """For programs: one JSON object a line on standard output."""
@@ -131,3 +134,7 @@ class JsonProgress:
         """The report of a step."""
         self.sink(row)
         self._print(event="step", **row)
+
+    def done(self, summary: Mapping[str, Any]) -> None:
+        """What the run came to: the last line."""
+        self._print(event="done", **summary)

@@ -8,6 +8,7 @@ Letters: P = prompt tokens, R = completion tokens of a choice.
 """
 
 import math
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -38,6 +39,7 @@ _NO_LOGPROBS: FloatArray = np.zeros(0, np.float32)
 _NO_IDS.setflags(write=False)
 _NO_LOGPROBS.setflags(write=False)
 _INT = frozenset({int})
+_INT32 = np.dtype("<i4")
 _NUMBER = frozenset({int, float})
 
 
@@ -71,9 +73,7 @@ class Tokens:
     """None: may be trained on."""
 
 
-def checked(
-    prompt_ids: list[int] | None, choices: Sequence[RawChoice], usage: Mapping[str, Any] | None
-) -> Tokens:
+def checked(prompt_ids: list[int] | None, choices: Sequence[RawChoice], usage: Mapping[str, Any] | None) -> Tokens:
     """The tokens of a call, accepted or refused by name. Never raises for what an engine may answer.
 
     Without ids (missing, or not token ids) all arrays are empty and the provenance is `retokenized`.
@@ -140,9 +140,14 @@ def _ids(ids: object) -> IntArray | None:
         return None
     if not ids:
         return _NO_IDS
-    if not _INT.issuperset(map(type, ids)) or min(ids) < 0 or max(ids) >= 2**31:
+    if not _INT.issuperset(map(type, ids)):
         return None
-    return np.array(ids, np.int32)
+    try:  # packing is three times faster than numpy's reading of a list, and it checks the range
+        packed = struct.pack(f"<{len(ids)}i", *ids)
+    except struct.error:
+        return None
+    array = np.frombuffer(packed, _INT32)
+    return array if array.min() >= 0 else None
 
 
 def _logprobs(logprobs: object, num_ids: int) -> tuple[FloatArray, Refusal | None]:

@@ -48,9 +48,10 @@ def command(
     generate(folder)
     path = model or str(models.smollm2(progress))
     settings = load(folder / "quickstart.toml", [f'policies.main.model="{path}"', *(override or [])])
-    train(settings, progress)
+    summary = train(settings, progress)
     progress.say(f"The whole quickstart took {(time.monotonic() - started) / 60:.1f} minutes.")
     progress.say(f"To go further: leyden train -c {folder / 'full.toml'} -s policies.main.model={path}")
+    progress.done(summary)
 
 
 def example_folder(name: str) -> Path:

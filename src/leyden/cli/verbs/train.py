@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -12,7 +13,7 @@ from leyden.cli.finish import finish
 from leyden.cli.progress import JsonProgress, TextProgress
 from leyden.cli.trackers import MetricsWriter
 from leyden.cli.verbs.options import DEFAULT_CONFIG, ConfigOption, JsonOption, SetOption, read_config
-from leyden.loop import Improvement, improve
+from leyden.loop import improve
 
 HELP = "Improve a policy: evaluate, imitate demonstrations, reinforce, evaluate again, judge, report."
 
@@ -30,7 +31,7 @@ def command(
     if resume and override:
         raise ConfigError("--resume goes on with the configuration of the run; --set cannot change it")
     progress = JsonProgress() if json_output else TextProgress()
-    train(settings, progress, resume=resume)
+    progress.done(train(settings, progress, resume=resume))
 
 
 def resumed_config(folder: Path) -> Config:
@@ -41,10 +42,8 @@ def resumed_config(folder: Path) -> Config:
     return load(path)
 
 
-def train(
-    settings: Config, progress: TextProgress | JsonProgress, *, resume: Path | None = None
-) -> tuple[Improvement, Path]:
-    """Run the loop and write the report; (what came out, path of the report)."""
+def train(settings: Config, progress: TextProgress | JsonProgress, *, resume: Path | None = None) -> dict[str, Any]:
+    """Run the loop, write the report and say the verdict; returns the summary."""
     stop = wiring.StopSignal(
         on_first=lambda: progress.say("Stopping after the work in hand; Ctrl-C again ends at once.")
     )
@@ -58,4 +57,4 @@ def train(
             improvement = asyncio.run(improve(house))
         finally:
             writer.close()
-        return improvement, finish(house, improvement)
+        return finish(house, improvement)

@@ -16,9 +16,13 @@ from leyden.base.errors import CheckpointError
 def atomic_folder(target: Path) -> Iterator[Path]:
     """A temporary folder that becomes `target` when the block ends well, and is removed when it does not.
 
-    Everything in it is on disk before the name appears. A `target` that exists is replaced. Raises
-    CheckpointError where the disk refuses.
+    Everything in it is on disk before the name appears. A `target` that exists is replaced, and what a writer of
+    it left that was killed is removed: one process writes a target at a time. Raises CheckpointError where the disk
+    refuses.
     """
+    for stale in target.parent.glob(f".{target.name}.*"):
+        if stale.suffix in (".partial", ".replaced"):
+            shutil.rmtree(stale, ignore_errors=True)
     temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.partial")
     try:
         temporary.mkdir(parents=True)
