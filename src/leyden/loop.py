@@ -83,6 +83,8 @@ class House:
     holdout_tasks: Sequence[Task]
     val_tasks: Sequence[Task] = ()
     demos: Sequence[Demo] = ()
+    engine_url: str = ""
+    """Where the backend serves, without `/v1`."""
     base_version: int = 0
     """Version of the policy that this run starts from."""
     done_steps: int = 0
