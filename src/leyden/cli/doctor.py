@@ -117,8 +117,10 @@ def _store(config: Config) -> Iterator[Finding]:
 
 def _with_model(config: Config, progress: TextProgress | JsonProgress) -> Iterator[Finding]:
     from leyden.learning.backends.embedded import examine as model
+    from leyden.learning.backends.embedded.backend import EmbeddedBackend
 
     with wiring.open_house(config, progress, training=False) as house:
+        assert isinstance(house.backend, EmbeddedBackend)
         yield from model.examine(house.backend, config.policies[house.policy], house.engine_url)
         yield _disk(house)
         yield from asyncio.run(_dry_rollouts(house))

@@ -23,7 +23,11 @@ def _whole() -> Evaluation:
 
 def _call(request: dict[str, Any], text: str) -> Call:
     answer = Choice(
-        index=0, completion_ids=np.arange(2, dtype=np.int32), logprobs=np.zeros(2), finish_reason="stop", text=text
+        index=0,
+        completion_ids=np.arange(2, dtype=np.int32),
+        logprobs=np.zeros(2, np.float32),
+        finish_reason="stop",
+        text=text,
     )
     return Call(
         id="c", rollout_id="r", attempt_id="a", seq=0, dialect="openai_chat", alias="main", policy="main",

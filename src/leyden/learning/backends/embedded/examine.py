@@ -15,7 +15,7 @@ from jinja2 import TemplateError
 
 from leyden.base.config import PolicyConfig
 from leyden.base.errors import ModelUnusable, RequestRefused
-from leyden.base.findings import Finding
+from leyden.base.findings import Finding, Level
 from leyden.learning.backends.embedded.backend import EmbeddedBackend
 from leyden.learning.backends.embedded.model import LoadedModel
 from leyden.learning.backends.embedded.tools import parse
@@ -180,7 +180,7 @@ def gap(backend: EmbeddedBackend, url: str) -> Iterator[Finding]:
         training_s += time.perf_counter() - started
         num_sampled += batch.num_labels
         worst = max(worst, (float(np.abs(trainer_N - batch.logp_sampler_N).mean()), temperature))
-    level = "ok" if worst[0] <= limit else "problem"
+    level: Level = "ok" if worst[0] <= limit else "problem"
     yield Finding(
         name="gap", level=level,
         what=f"sampler and trainer differ by {worst[0]:.1e} nats on average at temperature {worst[1]:g}, the worst of "
@@ -239,7 +239,7 @@ def _batch(answer: dict[str, Any], temperature: float) -> Batch:
         offset_N=np.concatenate([np.arange(n, dtype=np.int32) for n in lengths_A]),
         token_N=np.concatenate([np.asarray(one, np.int32) for one in ids]),
         logp_sampler_N=np.asarray(logprobs),
-        credit_N=np.zeros(num),
+        credit_N=np.zeros(num, np.float32),
         weight_N=np.full(num, 1.0 / num),
         num_rollouts=len(ids),
     )
