@@ -12,6 +12,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peers import environment
+
 VERSION = "1.0.2"
 KEY = "benchmark-key"
 MODEL = "main"
@@ -19,17 +21,8 @@ MODEL = "main"
 
 def python_of(folder: Path) -> Path | None:
     """The interpreter of an environment with the peer, made if need be; None without Python 3.12."""
-    python = folder / "bin" / "python"
-    if (folder / "ready").exists():
-        return python
     base = _python312()
-    if base is None:
-        return None
-    print(f"making an environment with agentlightning {VERSION} (once, a minute or two) ...", flush=True)
-    subprocess.run([base, "-m", "venv", str(folder)], check=True)
-    subprocess.run([str(python), "-m", "pip", "install", "-q", f"agentlightning=={VERSION}"], check=True)
-    (folder / "ready").write_text(VERSION)
-    return python
+    return None if base is None else environment.make(folder, base, [f"agentlightning=={VERSION}"])
 
 
 def start(python: Path, engine_url: str, *, core: int, folder: Path) -> tuple[subprocess.Popen[bytes], int]:
