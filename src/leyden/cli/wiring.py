@@ -136,15 +136,16 @@ class LocalServices:
         self._run_id = run_id
 
     def start(self) -> None:
-        """Both, the gateway first: the runner tells harnesses its address."""
+        """The gateway. The runner, which tells harnesses its address, starts when somebody waits for a rollout."""
         facts = self.gateway.start()
         self.client = GatewayClient(facts["url"], self.admin_key)
-        self.runner.start(["--gateway", facts["url"]])
 
     def check(self) -> None:
         """Restart what died; the gateway comes back on the port it had, so harnesses find it again."""
         self._check_gateway()
-        if self.runner.check(["--gateway", self.client.url]):
+        if not self.runner.facts:
+            self.runner.start(["--gateway", self.client.url])
+        elif self.runner.check(["--gateway", self.client.url]):
             # The one that died holds leases, and nobody need wait until they are over.
             owner = self.runner.facts["owner"]
             self._store.write(

@@ -65,6 +65,7 @@ def plan_step(
     mode: Mode = "train",
     sampling: Mapping[str, Any] | None = None,
     config: Mapping[str, Any] | None = None,
+    metadata: Mapping[str, Any] | None = None,
     created_at: float = 0.0,
 ) -> list[Rollout]:
     """`group_size` rollouts for each of `tasks`, group after group, ready to be put in the queue.
@@ -91,6 +92,7 @@ def plan_step(
                 sampling=dict(sampling or {}),
                 seed=draw("seed", seed, step, mode, place, task.id, k),
                 config=dict(config or {}),
+                metadata=dict(metadata or {}),
                 created_at=created_at,
                 updated_at=created_at,
             )

@@ -6,6 +6,7 @@ changes are compare-and-set: the same change twice is a no-op, another one is a 
 gets in with mode `train`.
 """
 
+import json
 import secrets
 import time
 from collections.abc import Sequence
@@ -70,6 +71,7 @@ __all__ = [
     "lease",
     "patch_status",
     "release",
+    "repin",
     "select_by_state",
     "select_by_step",
     "start_attempt",
@@ -322,6 +324,23 @@ def cancel_unfinished(conn: Connection, store: Store, run_id: str, now: float) -
         store.changed(conn, TOPIC)
         store.changed(conn, ATTEMPTS_TOPIC)
     return [row.rollout_id for row in rows]
+
+
+def repin(conn: Connection, store: Store, run_id: str, policy: str, version: int, now: float) -> list[str]:
+    """From their next call on, the rollouts of a run that train and are not over ask for `version`; their ids.
+
+    Those that are evaluated keep the version that is evaluated.
+    """
+    mine = (table.c.run_id == run_id, table.c.mode == "train", table.c.state.in_(_UNFINISHED))
+    changed = []
+    for row in conn.execute(select(table).where(*mine).order_by(table.c.created_seq)).all():
+        pinned = json.loads(row.policy_versions)
+        if pinned.get(policy) != version:
+            _set(conn, row, now, policy_versions=json.dumps({**pinned, policy: version}, sort_keys=True))
+            changed.append(row.rollout_id)
+    if changed:
+        store.changed(conn, TOPIC)
+    return changed
 
 
 def _set(conn: Connection, row: Any, now: float, **values: Any) -> None:

@@ -403,6 +403,26 @@ def test_cancelling_a_run_fails_what_is_not_over(house: House) -> None:
     assert found[0].outcome == Outcome.CANCELLED
 
 
+def test_rollouts_that_are_not_over_ask_for_the_newest_version_from_then_on(house: House) -> None:
+    house.enqueue("a", "b", "c", run_id="run", policy_versions={"main": 3, "other": 1})
+    house.enqueue("v", run_id="run", mode="val", policy_versions={"main": 3})
+    house.enqueue("d", run_id="another", policy_versions={"main": 3})
+    house.lease(limit=2)
+    house.finish("b")
+    before = house.store.count(queue.TOPIC)
+    assert house.write(queue.repin, "run", "main", 4, 150.0) == ["a", "c"]
+    assert house.store.count(queue.TOPIC) == before + 1, "the gateway looks again"
+    assert house.write(queue.repin, "run", "main", 4, 151.0) == []
+    assert house.store.count(queue.TOPIC) == before + 1
+    assert {name: house.get(name).policy_versions for name in "abcvd"} == {
+        "a": {"main": 4, "other": 1},
+        "b": {"main": 3, "other": 1},
+        "c": {"main": 4, "other": 1},
+        "v": {"main": 3},
+        "d": {"main": 3},
+    }
+
+
 def test_groups_are_finished_when_all_of_them_are(house: House) -> None:
     house.enqueue("a", "b", group_id="g1", run_id="run")
     house.enqueue("c", "d", group_id="g2", run_id="run")
