@@ -46,6 +46,8 @@ def step_report(
             "trained": assembly.trained,
             "dropped": {str(reason): tokens for reason, tokens in assembly.dropped.items() if tokens},
         },
+        "num_windowed_tokens": assembly.num_windowed,
+        "num_windowed_actions": assembly.num_windowed_actions,
         "num_groups": credit.num_groups,
         "num_zero_variance": len(credit.zero_variance_tasks),
         "zero_variance_tasks": credit.zero_variance_tasks,

@@ -228,6 +228,11 @@ class LearnConfig(_Section):
     """How trajectories are laid out for the update; the gradient is the same."""
     token_budget: int = Field(4096, ge=16)
     """Most tokens of one forward pass; gradients are accumulated over passes."""
+    overlong: Literal["drop", "window"] = "drop"
+    """Calls longer than `max_sequence_tokens`: `drop` leaves them out; `window` trains their end with a context cut on
+    the left, which is not what the sampler read: see docs/token-truth.md."""
+    max_sequence_tokens: int = Field(0, ge=0)
+    """Longest prompt and completion that are trained; 0 means the policy's `max_context`."""
     eval_every: int = Field(0, ge=0)
     """Evaluate on `val` every so many steps; 0 never."""
     checkpoint_every: int = Field(5, ge=1)
@@ -300,6 +305,14 @@ class Config(_Section):
     def _check(self) -> "Config":
         if self.harness.command and self.harness.callable:
             raise ValueError("harness.command and harness.callable are both set; keep one")
+        learn = self.learn
+        if learn.max_sequence_tokens == 1:
+            raise ValueError("learn.max_sequence_tokens is 1: nothing can be predicted from nothing; use 2 or more")
+        if learn.overlong == "window" and learn.importance_cap == 0 and learn.algorithm != "rejection_sft":
+            raise ValueError(
+                'learn.overlong = "window" trains with less context than was sampled from, so it needs importance '
+                "weights; set learn.importance_cap above 0 (2.0 is the default)"
+            )
         for component, gate in self.rewards.gates.items():
             if gate == component:
                 raise ValueError(f"rewards.gates.{component} names itself; name another component")

@@ -35,8 +35,8 @@ class Nodes:
         return len(self.start_K)
 
     @property
-    def size_K(self) -> IntArray:
-        """Tokens of each node."""
+    def sizes(self) -> IntArray:
+        """Tokens of each node, shape (K,)."""
         return self.stop_K - self.start_K
 
 
@@ -55,9 +55,7 @@ def compress(forest: Forest) -> Nodes:
     node_U = (np.cumsum(~goes_on_U) - 1).astype(np.int32)
     above_K = forest.parent_U[start_K]
     parent_K = np.where(above_K >= 0, node_U[above_K], -1).astype(np.int32)
-    return Nodes(
-        start_K=start_K, stop_K=stop_K, parent_K=parent_K, level_K=_levels(forest, start_K), node_U=node_U
-    )
+    return Nodes(start_K=start_K, stop_K=stop_K, parent_K=parent_K, level_K=_levels(forest, start_K), node_U=node_U)
 
 
 def rows_through(forest: Forest) -> NDArray[np.int64]:

@@ -69,7 +69,7 @@ def test_compaction_begins_a_branch_behind_what_it_kept() -> None:
     after = agent(3, 200, [1, 2, 9])  # the system prompt stays, the rest was rewritten
     nodes = compress(build_forest(arrays(before + after)))
     assert len(nodes) == 3
-    assert nodes.size_K.tolist() == [2, 4, 4]
+    assert nodes.sizes.tolist() == [2, 4, 4]
     assert nodes.parent_K.tolist() == [-1, 0, 0]
 
 
@@ -78,7 +78,7 @@ def test_sub_agents_that_alternate_are_as_many_trajectories() -> None:
     interleaved = [agents[a][turn] for turn in range(5) for a in range(3)]
     forest = build_forest(arrays(interleaved))
     assert len(leaves(forest)) == 3
-    assert np.array_equal(forest.tokens_U, build_forest(arrays(sum(agents, []))).tokens_U)
+    assert np.array_equal(forest.tokens_U, build_forest(arrays([row for rows in agents for row in rows])).tokens_U)
 
 
 def test_a_retry_of_the_same_prompt_adds_its_completion_only() -> None:
@@ -94,7 +94,7 @@ def test_best_of_n_goes_on_from_the_one_that_was_chosen() -> None:
     forest = build_forest(arrays([*choices, [*choices[3], 300]]))
     nodes = compress(forest)
     assert len(leaves(forest)) == 5
-    assert nodes.size_K.tolist() == [20, 2, 2, 2, 3, 2]
+    assert nodes.sizes.tolist() == [20, 2, 2, 2, 3, 2]
 
 
 def test_a_forest_may_branch_deeper_than_the_interpreter_may_recurse() -> None:
