@@ -87,6 +87,10 @@ def update_numbers(update: UpdateReport) -> dict[str, Any]:
         "num_sequence_tokens": update.num_sequence_tokens,
         "token_ratio": update.num_sequence_tokens / max(1, update.num_forward_tokens),
         "num_optimizer_steps": update.num_optimizer_steps,
+        "layout": update.layout,
+        "num_passes": update.num_passes,
+        "passes_predicted_s": update.predicted_s,
+        "passes_measured_s": update.measured_s,
     }
 
 

@@ -224,10 +224,14 @@ class LearnConfig(_Section):
     """AdamW's."""
     grad_clip: float = Field(1.0, ge=0)
     """Largest gradient norm; 0 is none."""
-    layout: Literal["tree", "packed", "padded", "single"] = "tree"
-    """How trajectories are laid out for the update; the gradient is the same."""
+    layout: Literal["tree", "packed", "padded", "single", "auto"] = "tree"
+    """How trajectories are laid out for the update; the gradient is the same. `auto` takes the fastest by measured
+    time, so two runs may differ in the last bits."""
     token_budget: int = Field(4096, ge=16)
     """Most tokens of one forward pass; gradients are accumulated over passes."""
+    activation_checkpointing: bool = False
+    """True: each layer keeps its input only and is computed again in the backward: less memory, about a third more
+    time, the same gradient."""
     overlong: Literal["drop", "window"] = "drop"
     """Calls longer than `max_sequence_tokens`: `drop` leaves them out; `window` trains their end with a context cut on
     the left, which is not what the sampler read: see docs/token-truth.md."""
