@@ -17,6 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from leyden.base.errors import ConfigError
 
+EMBEDDED_KEY_ENV = "LEYDEN_ENGINE_KEY"
+"""Variable in which the gateway process finds the key of the embedded sampler."""
+
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=False, use_attribute_docstrings=True)
@@ -133,6 +136,9 @@ class PolicyConfig(_Section):
     """File of a chat template that replaces the tokenizer's own."""
     tool_parser: str = "hermes"
     """How tool calls are read from text: see `leyden.learning.backends.embedded.tools`."""
+    splice: bool = False
+    """True: the embedded sampler builds the next prompt of an attempt from the ids it served before plus the new
+    messages, so that an append-only conversation never drifts; see docs/token-truth.md."""
     respect_harness: bool = False
     """True: the temperature and top_p that the harness sends are used instead of `sampling`."""
     sampling: SamplingConfig = SamplingConfig()
@@ -309,6 +315,12 @@ class Config(_Section):
     def _check(self) -> "Config":
         if self.harness.command and self.harness.callable:
             raise ValueError("harness.command and harness.callable are both set; keep one")
+        for name, policy in self.policies.items():
+            if policy.splice and policy.engine and policy.engine_key_env != EMBEDDED_KEY_ENV:
+                raise ValueError(
+                    f"policies.{name}.splice is true, but {policy.engine} renders prompts by itself; leave "
+                    f"policies.{name}.engine empty (the embedded sampler), or set splice = false"
+                )
         learn = self.learn
         if learn.max_sequence_tokens == 1:
             raise ValueError("learn.max_sequence_tokens is 1: nothing can be predicted from nothing; use 2 or more")
