@@ -335,7 +335,8 @@ def assemble_for(config: Config, traces: Sequence[Trace], *, min_version: int | 
         traces,
         policy=config.learn.policy,
         min_version=min_version,
-        max_tokens=config.policies[config.learn.policy].max_context,
+        max_tokens=config.learn.max_sequence_tokens or config.policies[config.learn.policy].max_context,
+        overlong=config.learn.overlong,
         trainable_outcomes=_trainable(config),
     )
 

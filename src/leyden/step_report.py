@@ -46,6 +46,8 @@ def step_report(
             "trained": assembly.trained,
             "dropped": {str(reason): tokens for reason, tokens in assembly.dropped.items() if tokens},
         },
+        "num_windowed_tokens": assembly.num_windowed,
+        "num_windowed_actions": assembly.num_windowed_actions,
         "num_groups": credit.num_groups,
         "num_zero_variance": len(credit.zero_variance_tasks),
         "zero_variance_tasks": credit.zero_variance_tasks,
@@ -85,6 +87,10 @@ def update_numbers(update: UpdateReport) -> dict[str, Any]:
         "num_sequence_tokens": update.num_sequence_tokens,
         "token_ratio": update.num_sequence_tokens / max(1, update.num_forward_tokens),
         "num_optimizer_steps": update.num_optimizer_steps,
+        "layout": update.layout,
+        "num_passes": update.num_passes,
+        "passes_predicted_s": update.predicted_s,
+        "passes_measured_s": update.measured_s,
     }
 
 

@@ -17,6 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from leyden.base.errors import ConfigError
 
+EMBEDDED_KEY_ENV = "LEYDEN_ENGINE_KEY"
+"""Variable in which the gateway process finds the key of the embedded sampler."""
+
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=False, use_attribute_docstrings=True)
@@ -133,6 +136,9 @@ class PolicyConfig(_Section):
     """File of a chat template that replaces the tokenizer's own."""
     tool_parser: str = "hermes"
     """How tool calls are read from text: see `leyden.learning.backends.embedded.tools`."""
+    splice: bool = False
+    """True: the embedded sampler builds the next prompt of an attempt from the ids it served before plus the new
+    messages, so that an append-only conversation never drifts; see docs/token-truth.md."""
     respect_harness: bool = False
     """True: the temperature and top_p that the harness sends are used instead of `sampling`."""
     sampling: SamplingConfig = SamplingConfig()
@@ -224,10 +230,19 @@ class LearnConfig(_Section):
     """AdamW's."""
     grad_clip: float = Field(1.0, ge=0)
     """Largest gradient norm; 0 is none."""
-    layout: Literal["tree", "packed", "padded", "single"] = "tree"
-    """How trajectories are laid out for the update; the gradient is the same."""
+    layout: Literal["tree", "packed", "padded", "single", "auto"] = "tree"
+    """How trajectories are laid out for the update; the gradient is the same. `auto` takes the fastest by measured
+    time, so two runs may differ in the last bits."""
     token_budget: int = Field(4096, ge=16)
     """Most tokens of one forward pass; gradients are accumulated over passes."""
+    activation_checkpointing: bool = False
+    """True: each layer keeps its input only and is computed again in the backward: less memory, about a third more
+    time, the same gradient."""
+    overlong: Literal["drop", "window"] = "drop"
+    """Calls longer than `max_sequence_tokens`: `drop` leaves them out; `window` trains their end with a context cut on
+    the left, which is not what the sampler read: see docs/token-truth.md."""
+    max_sequence_tokens: int = Field(0, ge=0)
+    """Longest prompt and completion that are trained; 0 means the policy's `max_context`."""
     eval_every: int = Field(0, ge=0)
     """Evaluate on `val` every so many steps; 0 never."""
     checkpoint_every: int = Field(5, ge=1)
@@ -300,6 +315,20 @@ class Config(_Section):
     def _check(self) -> "Config":
         if self.harness.command and self.harness.callable:
             raise ValueError("harness.command and harness.callable are both set; keep one")
+        for name, policy in self.policies.items():
+            if policy.splice and policy.engine and policy.engine_key_env != EMBEDDED_KEY_ENV:
+                raise ValueError(
+                    f"policies.{name}.splice is true, but {policy.engine} renders prompts by itself; leave "
+                    f"policies.{name}.engine empty (the embedded sampler), or set splice = false"
+                )
+        learn = self.learn
+        if learn.max_sequence_tokens == 1:
+            raise ValueError("learn.max_sequence_tokens is 1: nothing can be predicted from nothing; use 2 or more")
+        if learn.overlong == "window" and learn.importance_cap == 0 and learn.algorithm != "rejection_sft":
+            raise ValueError(
+                'learn.overlong = "window" trains with less context than was sampled from, so it needs importance '
+                "weights; set learn.importance_cap above 0 (2.0 is the default)"
+            )
         for component, gate in self.rewards.gates.items():
             if gate == component:
                 raise ValueError(f"rewards.gates.{component} names itself; name another component")

@@ -15,12 +15,15 @@ from typing import Any
 from leyden.base import stats
 from leyden.base.config import Config, LearnConfig
 from leyden.base.errors import ConfigError
-from leyden.base.records import Call, Trace, Verdict
+from leyden.base.records import Call, RolloutState, Trace, Verdict
+from leyden.cli.decoding import decoder
 from leyden.cli.report import ReportData, render
+from leyden.cli.report.data import ForestData
+from leyden.cli.report.forest import forest_data
 from leyden.cli.wiring import versions
 from leyden.learning.credit import GroupStats
 from leyden.learning.schedule import diagnose
-from leyden.loop import House, Improvement
+from leyden.loop import House, Improvement, assemble_for
 from leyden.release import evaluation, gate, holdout
 from leyden.step_report import finite
 from leyden.store import ledger, lookups
@@ -94,11 +97,23 @@ def report_data(house: House, improvement: Improvement) -> ReportData:
         ],
         "diagnostics": diagnostics(house.config, reinforced, judged),
     }
+    data["forest"] = _example_forest(house)
     if before is not None and after is not None:
         data["looks"] = _looks(house, after)
         data["domains"] = _domains(before, after)
         data["transcripts"] = _transcripts(house, before, after)
     return data
+
+
+def _example_forest(house: House) -> ForestData | None:
+    """The group that the run asked for last, as its forest."""
+    ids = house.store.read(lambda connection: lookups.newest_group(connection, house.run_id))
+    if not ids:
+        return None
+    traces = Reader(house.store).traces(ids)
+    over = [t for t in traces if t.rollout.state in (RolloutState.SUCCEEDED, RolloutState.FAILED)]
+    title = f"Task {traces[0].rollout.task.id}, {len(traces)} rollouts"
+    return forest_data(title, over, assemble_for(house.config, over).actions, decoder(house.config))
 
 
 def diagnostics(

@@ -23,7 +23,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 import leyden
-from leyden.base.config import Config, PolicyConfig, dump
+from leyden.base.config import EMBEDDED_KEY_ENV, Config, PolicyConfig, dump
 from leyden.base.errors import ConfigError, Interrupted, LearningError, TaskError
 from leyden.base.records import PolicyVersion, Task
 from leyden.base.tasks import Demo, check_splits, load_demos, load_tasks
@@ -32,7 +32,7 @@ from leyden.loop import House, Progress, sft_steps
 from leyden.store import ledger, open_store, queue
 from leyden.store.base import Store
 
-ENGINE_KEY_ENV = "LEYDEN_ENGINE_KEY"
+ENGINE_KEY_ENV = EMBEDDED_KEY_ENV
 """Variable in which the gateway process finds the key of the embedded sampler."""
 
 

@@ -15,7 +15,7 @@ import orjson
 
 from leyden.base.errors import Conflict, EngineError, LeydenError, RequestRefused, StoreError
 from leyden.base.records import Call, CallCompletion, CallIntent, Choice
-from leyden.gateway import upstream
+from leyden.gateway import splicing, upstream
 from leyden.gateway.address import Address
 from leyden.gateway.auth import Caller, Keys, KnownAttempt
 from leyden.gateway.client import EVENT_STREAM, JSON, ClientLeftError, Headers
@@ -219,7 +219,8 @@ async def _ask(gateway: Gateway, chosen: Chosen, relay: Relay | None) -> Sent:
     dialect = called.arrival.address.dialect
     body = dialect.engine_body(chosen.translated.request, chosen.used, chosen.model)
     deadline = time.monotonic() + _seconds_left(gateway, called.known)
-    response = await gateway.upstream.post(chosen.route, dialect.path, body, deadline=deadline)
+    headers = splicing.headers(gateway, chosen)
+    response = await gateway.upstream.post(chosen.route, dialect.path, body, deadline=deadline, headers=headers)
     try:
         first_byte_ms = (time.monotonic() - called.arrival.began) * 1000
         if response.status == 200 and relay is not None:
@@ -284,7 +285,7 @@ async def record(gateway: Gateway, sent: Sent) -> Recorded:
         status=sent.status,
         http_status=sent.http_status,
         response=public,
-        provenance=tokens.provenance,
+        provenance=splicing.provenance(gateway, chosen, tokens.provenance, capture),
         refusal=tokens.refusal,
         prompt_ids=tokens.prompt_ids,
         choices=choices,

@@ -30,6 +30,18 @@ def group(connection: Connection, group_id: str) -> list[str]:
     return list(connection.execute(query).scalars())
 
 
+def newest_group(connection: Connection, run_id: str) -> list[str]:
+    """Ids of the rollouts of the group that a run asked for last, in order of creation; [] if it has none."""
+    query = (
+        select(table.c.group_id)
+        .where(table.c.run_id == run_id, table.c.group_id.is_not(None), table.c.mode == "train")
+        .order_by(table.c.created_seq.desc())
+        .limit(1)
+    )
+    found = connection.execute(query).scalar()
+    return group(connection, found) if found else []
+
+
 def newest(connection: Connection, limit: int) -> list[Rollout]:
     """The newest rollouts, newest first."""
     query = select(table.c.rollout_id).order_by(table.c.created_seq.desc()).limit(limit)

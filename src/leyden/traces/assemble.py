@@ -14,22 +14,28 @@ The first reason that holds, in this order, is the one that is counted:
     altered            a redaction or a cut touched the tokens
     refused_tokens     ids, log-probs and usage of the engine do not agree
     sampling_mismatch  the distribution sampled from is not the softmax that is trained
-    overlong           prompt and completion are longer than the model is trained on
+    overlong           prompt and completion are longer than the model is trained on (whole actions, or the
+                       part before the window: see `window`)
     stale              an older policy version than allowed
     outcome            the attempt ended in a way that is not trained
     no_reward          nobody said how good it was
+
+An overlong action can be trained in a window: its last `max_tokens` tokens, of which those that were sampled are
+trained. The ids stay the served ones, but the model reads less than the sampler did, so the sampled distribution is
+another one than the trained; the importance weight of the objective is what corrects for it.
 
 Letters: P = prompt tokens, R = completion tokens of an action.
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from leyden.base.records import Call, Choice, Drop, FloatArray, IntArray, Outcome, Provenance, Trace
 
 OutcomePolicy = Literal["train", "zero", "exclude"]
+Overlong = Literal["drop", "window"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +72,8 @@ class Action:
     """Why it is not trained; None: it is."""
     detail: str = ""
     """The drop in words, with the value that caused it."""
+    num_cut: int = 0
+    """Tokens that the sampler read and this action leaves out on the left; above 0 only in a window."""
 
     @property
     def num_tokens(self) -> int:
@@ -113,6 +121,16 @@ class Assembly:
     """Calls that brought no answer at all, so no action."""
 
     @property
+    def num_windowed(self) -> int:
+        """Trained tokens whose context is shorter than what the sampler read."""
+        return sum(action.num_tokens for action in self.actions if action.drop is None and action.num_cut)
+
+    @property
+    def num_windowed_actions(self) -> int:
+        """Trained actions of that kind."""
+        return sum(action.drop is None and action.num_cut > 0 for action in self.actions)
+
+    @property
     def kept(self) -> list[Action]:
         """Actions that are trained."""
         return [action for action in self.actions if action.drop is None]
@@ -125,12 +143,13 @@ def assemble(
     trainable_outcomes: Mapping[Outcome, OutcomePolicy],
     min_version: int | None = None,
     max_tokens: int | None = None,
+    overlong: Overlong = "drop",
 ) -> Assembly:
     """Every choice of every call in `traces` as an action of `policy`, or dropped by name.
 
     `trainable_outcomes` says for every Outcome whether its rollouts are trained with their reward, trained
     with reward 0, or excluded. Versions below `min_version` are stale, sequences of more than `max_tokens`
-    (P + R) overlong.
+    (P + R) overlong: dropped, or trained in a window of that length.
     """
     rollouts: list[Scored] = []
     actions: list[Action] = []
@@ -143,28 +162,69 @@ def assemble(
             sampled += call.num_sampled
             without_choices += not call.choices
             for choice in call.choices:
-                drop, detail = _drop(trace, call, choice, scored, policy, min_version, max_tokens)
-                temperature = _temperature(call)
-                actions.append(
-                    Action(
-                        rollout_id=scored.rollout_id,
-                        group_id=scored.group_id,
-                        call_id=call.id,
-                        choice_index=choice.index,
-                        order=len(actions) - first,
-                        prompt_ids=call.prompt_ids,
-                        completion_ids=choice.completion_ids,
-                        logprobs=choice.logprobs,
-                        policy_version=call.policy_version,
-                        temperature=float("nan") if temperature is None else temperature,
-                        finish_reason=choice.finish_reason,
-                        reward=scored.reward,
-                        outcome=scored.outcome,
-                        drop=drop,
-                        detail=detail,
-                    )
-                )
+                limit = max_tokens if overlong == "drop" else None
+                drop, detail = _drop(trace, call, choice, scored, policy, min_version, limit)
+                whole = _whole(call, choice, scored, len(actions) - first, drop, detail)
+                too_long = max_tokens is not None and len(whole.prompt_ids) + whole.num_tokens > max_tokens
+                if drop is None and too_long and max_tokens is not None:
+                    actions.extend(window(whole, max_tokens))
+                else:
+                    actions.append(whole)
     return balanced(rollouts, actions, sampled, without_choices)
+
+
+def _whole(call: Call, choice: Choice, scored: Scored, order: int, drop: Drop | None, detail: str) -> Action:
+    temperature = _temperature(call)
+    return Action(
+        rollout_id=scored.rollout_id,
+        group_id=scored.group_id,
+        call_id=call.id,
+        choice_index=choice.index,
+        order=order,
+        prompt_ids=call.prompt_ids,
+        completion_ids=choice.completion_ids,
+        logprobs=choice.logprobs,
+        policy_version=call.policy_version,
+        temperature=float("nan") if temperature is None else temperature,
+        finish_reason=choice.finish_reason,
+        reward=scored.reward,
+        outcome=scored.outcome,
+        drop=drop,
+        detail=detail,
+    )
+
+
+def window(action: Action, max_tokens: int) -> list[Action]:
+    """An overlong action as what is left of it in a window of `max_tokens` (2 or more) and what is not, in order.
+
+    The window is the end of prompt and completion. Sampled tokens before it, and one that would begin it with
+    nothing to be predicted from, are an action of their own that is dropped as overlong: no token is lost.
+    """
+    assert max_tokens >= 2, max_tokens
+    prompt_len, num_tokens = len(action.prompt_ids), action.num_tokens
+    num_cut = prompt_len + num_tokens - max_tokens
+    assert num_cut > 0, "the action fits"
+    if num_cut < prompt_len:
+        return [replace(action, prompt_ids=action.prompt_ids[num_cut:], num_cut=num_cut)]
+    # The first token of the window is a sampled one: it is read, not predicted.
+    gone = num_cut - prompt_len + 1
+    detail = f"{prompt_len + num_tokens} tokens; these stand before a window of {max_tokens}"
+    head = replace(
+        action,
+        completion_ids=action.completion_ids[:gone],
+        logprobs=action.logprobs[:gone],
+        drop=Drop.OVERLONG,
+        detail=detail,
+    )
+    tail = replace(
+        action,
+        order=action.order + 1,
+        prompt_ids=action.completion_ids[gone - 1 : gone],
+        completion_ids=action.completion_ids[gone:],
+        logprobs=action.logprobs[gone:],
+        num_cut=num_cut,
+    )
+    return [head, tail]
 
 
 def balanced(

@@ -16,6 +16,7 @@ SECTIONS = (
     "transcripts",
     "outcomes",
     "tokens",
+    "forest",
     "diagnostics",
     "glossary",
 )

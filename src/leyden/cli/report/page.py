@@ -10,7 +10,7 @@ from importlib import resources
 from typing import Any, get_type_hints
 
 from leyden.base.errors import RecordError
-from leyden.cli.report import sections, svg
+from leyden.cli.report import forest, sections, svg
 from leyden.cli.report.data import EvaluationData, ReportData
 from leyden.cli.report.glossary import TERMS
 
@@ -31,6 +31,7 @@ def render(data: ReportData) -> str:
         ("transcripts", "Before and after", sections.transcripts(data)),
         ("outcomes", "Outcomes", sections.outcomes(data)),
         ("tokens", "Tokens", sections.conservation(data)),
+        ("forest", "Forest", forest.forest(data.get("forest"))),
         ("diagnostics", "Diagnostics", sections.diagnostics(data)),
         ("glossary", "Glossary", _glossary()),
     ]

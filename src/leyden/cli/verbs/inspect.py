@@ -10,9 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from leyden.base.config import Config
-from leyden.base.errors import ModelUnusable
 from leyden.base.records import RolloutState, Trace
-from leyden.cli import wiring
+from leyden.cli import forest_tree, wiring
+from leyden.cli.decoding import decoder
+from leyden.cli.report.forest import forest_data
 from leyden.cli.verbs.options import DEFAULT_CONFIG, ConfigOption, JsonOption, SetOption, read_config
 from leyden.learning import algorithms
 from leyden.learning.credit import credit_groups
@@ -26,10 +27,13 @@ HELP = "Show a rollout: calls, tokens with mask and credit, why anything was dro
 
 
 def command(
-    rollout: str = typer.Argument("", help="Id of a rollout, or the beginning of one.", metavar="[ROLLOUT]"),
+    rollout: str = typer.Argument(
+        "", help="Id of a rollout, or the beginning of one; with --forest also of a group.", metavar="[ROLLOUT]"
+    ),
     config: ConfigOption = DEFAULT_CONFIG,
     override: SetOption = None,
     tokens: bool = typer.Option(True, "--tokens/--no-tokens", help="Show every token."),
+    forest: bool = typer.Option(False, "--forest", help="Draw the calls of a rollout or a group by shared prefix."),
     limit: int = typer.Option(20, "--limit", min=1, help="Without an id: how many rollouts."),
     json_output: JsonOption = False,
 ) -> None:
@@ -39,6 +43,9 @@ def command(
     try:
         if not rollout:
             _list(store, limit, json_output)
+            return
+        if forest:
+            _forest(settings, store, rollout, json_output)
             return
         found = store.read(lambda connection: lookups.find(connection, rollout))
         reader = Reader(store)
@@ -54,6 +61,23 @@ def command(
         typer.echo(json.dumps(_as_json(trace, actions, credit)))
         return
     _show(settings, trace, actions, credit, tokens)
+
+
+def _forest(settings: Config, store: Store, name: str, json_output: bool) -> None:
+    """Draw one rollout, or all rollouts of a group."""
+    ids = store.read(lambda connection: lookups.group(connection, name))
+    title = f"Group {name}, {len(ids)} rollouts"
+    if not ids:
+        ids = [store.read(lambda connection: lookups.find(connection, name)).id]
+        title = f"Rollout {ids[0]}"
+    traces = Reader(store).traces(ids)
+    over = [t for t in traces if t.rollout.state in (RolloutState.SUCCEEDED, RolloutState.FAILED)]
+    actions = assemble_for(settings, over).actions
+    data = forest_data(title, traces, actions, decoder(settings), with_ids=True)
+    if json_output:
+        typer.echo(json.dumps(data))
+        return
+    forest_tree.show(data, Console(highlight=False))
 
 
 def _list(store: Store, limit: int, json_output: bool) -> None:
@@ -170,7 +194,7 @@ def _show(settings: Config, trace: Trace, actions: Sequence[Action], credit: flo
             elif action.drop is not None:
                 fate = f"dropped: {action.drop} ({action.detail})"
             else:
-                fate = "trained"
+                fate = f"trained, with {action.num_cut} tokens of its context cut" if action.num_cut else "trained"
             console.print(
                 f"  choice {choice.index}: {len(choice.completion_ids)} tokens, {choice.finish_reason}, {fate}",
                 markup=False,
@@ -199,13 +223,6 @@ def _token_line(decode: Any, ids: Sequence[int], logprobs: Sequence[float], styl
 
 
 def _decoder(settings: Config) -> Any:
-    """Ids to text with the policy's tokenizer, or to numbers where it cannot be loaded (no extra `train`)."""
-    policy = settings.policies[settings.learn.policy]
-    try:
-        from leyden.learning.backends.embedded.model import load_tokenizer
-
-        local = settings.resolve(policy.model)
-        tokenizer = load_tokenizer(str(local) if local.exists() else policy.model)
-    except (ModuleNotFoundError, ModelUnusable):
-        return lambda ids: " ".join(map(str, ids)) + " "
-    return lambda ids: tokenizer.decode(ids)
+    """Ids to text with the policy's tokenizer, or to numbers where it cannot be loaded."""
+    decode = decoder(settings)
+    return decode if decode is not None else lambda ids: " ".join(map(str, ids)) + " "

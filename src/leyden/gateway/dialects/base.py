@@ -55,6 +55,8 @@ class Capture:
     """Every choice."""
     usage: Mapping[str, Any] = field(default_factory=dict)
     """Counts as the engine gave them."""
+    is_spliced: bool = False
+    """Whether the engine says that it built the prompt from ids it served before (`leyden_prompt`)."""
 
 
 class Assembly(Protocol):

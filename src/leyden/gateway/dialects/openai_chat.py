@@ -91,7 +91,12 @@ class OpenAIChat:
                     text=message.get("content") or "",
                 )
             )
-        return Capture(prompt_ids=answer.get("prompt_token_ids"), choices=choices, usage=answer.get("usage") or {})
+        return Capture(
+            prompt_ids=answer.get("prompt_token_ids"),
+            choices=choices,
+            usage=answer.get("usage") or {},
+            is_spliced=answer.get("leyden_prompt") == "spliced",
+        )
 
     def public(self, answer: Body, request: ModelRequest) -> Body:
         """What the harness gets of an unstreamed answer."""
@@ -165,7 +170,7 @@ class ChatAssembly:
 
     def add(self, chunk: Body) -> None:
         """Take one chunk of the engine in."""
-        for key in (*_TOP_FIELDS, "prompt_token_ids", "usage"):
+        for key in (*_TOP_FIELDS, "prompt_token_ids", "leyden_prompt", "usage"):
             if chunk.get(key) is not None:
                 self._top[key] = chunk[key]
         for piece in chunk.get("choices") or ():

@@ -70,6 +70,14 @@ class UpdateReport:
     """Steps of the optimizer; 0 when there was nothing to train."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Wall time by phase: `forward`, `backward`, `optimizer`, `old_logprobs`, ..."""
+    layout: str = ""
+    """Of its batches, in order, each once: `tree`, or `tree, packed` where the planner changed its mind."""
+    num_passes: int = 0
+    """Forward and backward passes."""
+    predicted_s: float | None = None
+    """Forward and backward as the planner predicted them; None with a fixed layout."""
+    measured_s: float = 0.0
+    """Forward and backward as they were."""
 
 
 class Backend(Protocol):

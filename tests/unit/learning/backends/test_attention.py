@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from leyden.base.errors import ModelUnusable
 from leyden.learning.backends.embedded import attention
@@ -171,3 +172,52 @@ def test_attention_outside_a_scope_is_an_assertion_and_scopes_nest() -> None:
 def test_an_attention_that_is_more_than_a_softmax_is_refused_by_name() -> None:
     with attention.attention_scope(attention.causal_kernel), pytest.raises(ModelUnusable, match="softcap"):
         attend(softcap=50.0)
+
+
+class Largest(TorchDispatchMode):
+    """Notes the largest tensor that an operation makes, in elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for one in made if isinstance(made, tuple | list) else [made]:
+            if isinstance(one, torch.Tensor):
+                self.num_elements = max(self.num_elements, one.numel())
+        return made
+
+
+def test_above_the_threshold_no_tensor_grows_with_the_square_of_the_tree() -> None:
+    size = attention.DENSE_LIMIT + 1000
+    parents = random_parents(np.random.default_rng(0), size, 0.999)
+    ends = ends_of(parents)
+    q, k, v = (torch.randn(1, 1, size, 8, requires_grad=True) for _ in range(3))
+    with Largest() as seen:
+        kernel = attention.kernel_for(Tree(ends), CPU)
+        kernel(MODULE, q, k, v, 0.3).sum().backward()
+    assert size * 8 <= seen.num_elements <= attention.BLOCK_ROWS * size
+    assert seen.num_elements < size * size / 10
+
+
+def test_above_the_threshold_blocks_agree_with_the_definition() -> None:
+    size = 600
+    parents = random_parents(np.random.default_rng(1), size, 0.99)
+    kernel = attention.kernel_for(Tree(ends_of(parents)), CPU, dense_limit=100)
+    assert "_blocked_tree_kernel" in kernel.__qualname__
+    agree(kernel, ancestors(parents), qkv(size, heads=2, kv_heads=1))
+
+
+def test_computed_pairs_are_those_of_the_kernel_that_is_chosen() -> None:
+    assert attention.computed_pairs(Causal(), (3, 4)) == 3 * 10
+    assert attention.computed_pairs(Segments((0, 2, 5)), (1, 5)) == 3 + 6
+    assert attention.computed_pairs(Tree(np.full(100, 100)), (1, 100)) == 100 * 100
+    forest = np.repeat(np.arange(256, 2049, 256), 256)
+    assert attention.computed_pairs(Tree(forest), (1, 2048)) == 8 * 256 * 256
+
+
+def test_flex_attention_is_for_cuda_with_its_compiler_only() -> None:
+    assert not attention.has_flex(CPU)
+    names = attention.kernel_for(Tree(np.full(5000, 5000)), CPU).__qualname__
+    assert "flex" not in names

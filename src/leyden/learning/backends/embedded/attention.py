@@ -9,6 +9,7 @@ no default.
     U tokens of a tree   Q a block of query rows   J the keys that a block can see
 """
 
+import importlib.util
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -57,6 +58,13 @@ def attention_scope(kernel: AttentionKernel) -> Iterator[None]:
         _kernel.reset(token)
 
 
+def current_kernel() -> AttentionKernel:
+    """The kernel of the scope around the caller; there must be one."""
+    kernel = _kernel.get()
+    assert kernel is not None, "outside attention_scope"
+    return kernel
+
+
 def _attend(
     module: nn.Module,
     query: Tensor,
@@ -99,15 +107,40 @@ def kernel_for(rule: Rule, device: torch.device, dense_limit: int = DENSE_LIMIT)
             return _tree_kernel(end_U, device, dense_limit)
 
 
+def computed_pairs(rule: Rule, shape: tuple[int, ...], dense_limit: int = DENSE_LIMIT) -> int:
+    """Pairs of a query and a key that the CPU kernel of a layout computes for ids of shape (B, T)."""
+    match rule:
+        case Causal():
+            rows, columns = shape
+            return rows * columns * (columns + 1) // 2
+        case Segments(bounds):
+            return sum(n * (n + 1) // 2 for n in (end - start for start, end in itertools.pairwise(bounds)))
+        case Tree(end_U):
+            num_pairs = sum(block.num_pairs for block in plan_blocks(end_U, torch.device("cpu"), BLOCK_ROWS))
+            return num_pairs if _uses_blocks(len(end_U), num_pairs, dense_limit) else len(end_U) ** 2
+
+
 def _tree_kernel(end_U: Index, device: torch.device, dense_limit: int) -> AttentionKernel:
-    """Whatever computes fewest pairs of a query and a key; blocks must save a third to pay for their calls."""
+    """Whatever computes fewest pairs of a query and a key."""
     U = len(end_U)
-    if device.type == "cuda" and dense_limit < U:
+    if dense_limit < U and has_flex(device):
         return _flex_tree_kernel(end_U, device)
     blocks = plan_blocks(end_U, device, BLOCK_ROWS)
-    if dense_limit < U or sum(block.num_pairs for block in blocks) * 3 < U * U * 2:
+    if _uses_blocks(U, sum(block.num_pairs for block in blocks), dense_limit):
         return _blocked_tree_kernel(blocks)
     return _dense_tree_kernel(end_U, device)
+
+
+def _uses_blocks(num_tokens: int, num_pairs: int, dense_limit: int) -> bool:
+    """Blocks must save a third to pay for their calls; a large dense mask is never made."""
+    return dense_limit < num_tokens or num_pairs * 3 < num_tokens * num_tokens * 2
+
+
+def has_flex(device: torch.device) -> bool:
+    """Whether FlexAttention can be compiled for `device`: CUDA of capability 8.0 or later, with Triton."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0):
+        return False
+    return all(importlib.util.find_spec(name) for name in ("triton", "torch.nn.attention.flex_attention"))
 
 
 def causal_kernel(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, scaling: float) -> Tensor:

@@ -26,6 +26,7 @@ from leyden.learning.backends.embedded.chat import ChatFormat
 from leyden.learning.backends.embedded.model import LoadedModel, load_model
 from leyden.learning.backends.embedded.sampler import Sampler
 from leyden.learning.backends.embedded.server import EngineServer
+from leyden.learning.backends.embedded.splice import Splicer
 from leyden.learning.backends.embedded.tools import check_parser
 from leyden.learning.backends.embedded.trainer import Trainer
 from leyden.learning.batch import Batch
@@ -69,6 +70,7 @@ class EmbeddedBackend:
             self.chat,
             tool_parser=config.tool_parser,
             default_max_tokens=config.sampling.max_tokens,
+            splicer=Splicer(self.chat, config.tool_parser) if config.splice else None,
         )
         self._config = config
         self._seed = seed

@@ -49,6 +49,8 @@ class ChatPrompt:
     """16 hex digits over the template, the rendering and the tools."""
     rendering: Literal["template", "hermes"]
     """Who rendered tools: the template, or the fallback because the template ignores them."""
+    num_shared: int = 0
+    """Ids at its beginning that are those served before, not encoded anew; see `splice`."""
 
 
 class ChatFormat:
@@ -69,9 +71,18 @@ class ChatFormat:
     def encode(self, messages: Any, tools: Sequence[Message] | None = None, tool_choice: Any = None) -> ChatPrompt:
         """The prompt for the next assistant turn. Raises RequestRefused."""
         check_tool_choice(tool_choice, tools)
-        checked = check_messages(messages)
+        return self.encode_checked(check_messages(messages), tools)[0]
+
+    def encode_checked(self, checked: list[dict[str, Any]], tools: Sequence[Message] | None) -> tuple[ChatPrompt, str]:
+        """(the prompt of messages from `check_messages`, its text). Raises RequestRefused."""
         text, rendering = self._render(checked, tools, add_generation_prompt=True)
-        return ChatPrompt(self.loaded.encode(text), self._hash(rendering, tools), rendering)
+        return ChatPrompt(self.loaded.encode(text), self._hash(rendering, tools), rendering), text
+
+    def render_checked(
+        self, checked: list[dict[str, Any]], tools: Sequence[Message] | None, *, add_generation_prompt: bool
+    ) -> str:
+        """The text of messages from `check_messages`. Raises RequestRefused."""
+        return self._render(checked, tools, add_generation_prompt=add_generation_prompt)[0]
 
     def encode_demo(self, messages: Sequence[Message]) -> tuple[list[int], int]:
         """(ids, prompt_len): ids[:prompt_len] is what generation would have read, the rest the last assistant

@@ -12,7 +12,7 @@ most `token_budget` tokens, in the order of the forest, so that shared prefixes 
     B rows   T columns   U unique tokens   L labels of a pass   N labels of the batch
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from leyden.base.records import IntArray
 from leyden.learning.backends.base import Layout
+from leyden.learning.backends.embedded.partition import partition
 from leyden.learning.batch import Batch
 from leyden.traces.forest import Forest, build_forest
 
@@ -76,15 +77,15 @@ def plan_passes(
 ) -> list[Pass]:
     """Passes that together compute every label of `active_N` (default: all) once.
 
-    Greedy, in the order of the forest. An action whose input alone is longer than the budget gets a pass of
-    its own.
+    In the order of the forest, cut where the fewest tokens are computed twice (`partition`). An action whose input
+    alone is longer than the budget gets a pass of its own.
     """
     inputs, actions, labels = _inputs(batch, active_N)
     if not actions:
         return []
     order, shared = _forest_order(inputs)
     passes = []
-    for group in _groups(layout, token_budget, [len(inputs[i]) for i in order], shared):
+    for group in partition(layout, token_budget, [len(inputs[i]) for i in order], shared):
         members = order[group]
         build = {"tree": _tree, "single": _padded, "padded": _padded, "packed": _packed}[layout]
         passes.append(build([inputs[i] for i in members], shared[group], [labels[i] for i in members], batch))
@@ -120,42 +121,6 @@ def _forest_order(inputs: Sequence[IntArray]) -> tuple[Index, Index]:
         differs = np.flatnonzero(before[:num] != here[:num])
         shared[place] = differs[0] if len(differs) else num
     return order, shared
-
-
-def _groups(layout: Layout, budget: int, lengths: Sequence[int], shared: Index) -> Iterator[slice]:
-    """Consecutive inputs whose layout stays within the budget."""
-    start = 0
-    cost = _Cost(layout)
-    for place, length in enumerate(lengths):
-        rides = place > start and shared[place] == lengths[place - 1]
-        after = cost.with_next(length, int(shared[place]) if place > start else 0, rides)
-        if place > start and (layout == "single" or after.tokens > budget):
-            yield slice(start, place)
-            start = place
-            after = _Cost(layout).with_next(length, 0, False)
-        cost = after
-    yield slice(start, len(lengths))
-
-
-@dataclass(frozen=True, slots=True)
-class _Cost:
-    """Tokens of a layout that grows input by input."""
-
-    layout: Layout
-    rows: int = 0
-    longest: int = 0
-    total: int = 0
-    last: int = 0
-
-    @property
-    def tokens(self) -> int:
-        return self.rows * self.longest if self.layout == "padded" else self.total
-
-    def with_next(self, length: int, shared: int, extends: bool) -> "_Cost":
-        """`extends`: the input before is a prefix of this one and rides on it."""
-        saved = shared if self.layout == "tree" else self.last if extends else 0
-        rows = self.rows + (0 if extends else 1)
-        return _Cost(self.layout, rows, max(self.longest, length), self.total + length - saved, length)
 
 
 def _hosts(lengths: Sequence[int], shared: Index) -> tuple[list[int], Index]:

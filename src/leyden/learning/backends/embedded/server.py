@@ -27,11 +27,14 @@ from leyden.base.errors import LearningError, LeydenError, RequestRefused
 from leyden.learning.backends.embedded.chat import ChatFormat
 from leyden.learning.backends.embedded.requests import Delta, SamplingRequest, Ticket
 from leyden.learning.backends.embedded.sampler import Sampler
+from leyden.learning.backends.embedded.splice import Splicer, Turn
 from leyden.learning.backends.embedded.tools import ToolStream
 from leyden.learning.backends.embedded.wire import Answer, Piece, Wishes, error_body, read
 
 START_TIMEOUT_S = 30.0
 """How long `start` waits for the server to listen."""
+ATTEMPT_HEADER = "x-leyden-attempt"
+"""Says which attempt a chat request belongs to; only with splicing."""
 MAX_CHOICES = 1024
 """Most choices of one request, over all its prompts."""
 
@@ -88,15 +91,23 @@ class _Job:
     num_choices: int
     parser: str
     headers: dict[str, str]
+    turn: Turn | None
 
 
 class EngineServer:
     """Serves one sampler as `policy@version`."""
 
     def __init__(
-        self, policy: str, sampler: Sampler, chat: ChatFormat, *, tool_parser: str, default_max_tokens: int
+        self,
+        policy: str,
+        sampler: Sampler,
+        chat: ChatFormat,
+        *,
+        tool_parser: str,
+        default_max_tokens: int,
+        splicer: Splicer | None = None,
     ) -> None:
-        self.policy, self.sampler, self.chat = policy, sampler, chat
+        self.policy, self.sampler, self.chat, self.splicer = policy, sampler, chat, splicer
         self.tool_parser, self.default_max_tokens = tool_parser, default_max_tokens
         self.key = secrets.token_urlsafe(24)
         self.url = ""
@@ -191,10 +202,16 @@ class EngineServer:
             raise RequestRefused("tools must be a list of objects", field="tools")
         # Rendering and encoding a long conversation takes milliseconds, in which other clients should be
         # heard.
-        prompt = await asyncio.to_thread(self.chat.encode, body.get("messages"), tools, choice)
+        attempt = request.headers.get(ATTEMPT_HEADER, "")
+        turn: Turn | None = None
+        if self.splicer is not None and attempt:
+            prepared = await asyncio.to_thread(self.splicer.prepare, attempt, body.get("messages"), tools, choice)
+            turn, prompt = Turn(self.splicer, attempt, prepared), prepared.prompt
+        else:
+            prompt = await asyncio.to_thread(self.chat.encode, body.get("messages"), tools, choice)
         headers = {"x-leyden-template": prompt.template_hash, "x-leyden-rendering": prompt.rendering}
         parser = self.tool_parser if tools and choice != "none" else "none"
-        return await self._answer(request, body, wishes, [prompt.ids], make, parser, headers)
+        return await self._answer(request, body, wishes, [prompt.ids], make, parser, headers, turn)
 
     async def _completions(self, request: Request) -> Response:
         body, version = await self._body(request)
@@ -242,12 +259,15 @@ class EngineServer:
         make: Callable[[Sequence[int]], SamplingRequest],
         parser: str,
         headers: dict[str, str],
+        turn: Turn | None = None,
     ) -> Response:
         requests = [make(ids) for ids in prompts]
         num_choices = sum(r.num_choices for r in requests)
         if num_choices > MAX_CHOICES:
             raise RequestRefused(f"{num_choices} choices are more than {MAX_CHOICES}; send fewer prompts", field="n")
-        job = _Job(Answer(wishes, body["model"], prompts, self._token_text), requests, num_choices, parser, headers)
+        answer = Answer(wishes, body["model"], prompts, self._token_text)
+        answer.is_spliced = turn is not None and turn.prepared.skip is None
+        job = _Job(answer, requests, num_choices, parser, headers, turn)
         mailbox = self._send(job)
         if wishes.stream:
             return StreamingResponse(self._stream(job, mailbox), media_type="text/event-stream", headers=headers)
@@ -289,7 +309,7 @@ class EngineServer:
         finally:
             left.cancel()
             mailbox.cancel()
-        pieces = [self._piece(deltas[i], ToolStream(job.parser)) for i in range(job.num_choices)]
+        pieces = [self._piece(job, deltas[i], ToolStream(job.parser)) for i in range(job.num_choices)]
         return _json(job.answer.whole(pieces), headers=job.headers)
 
     async def _stream(self, job: _Job, mailbox: _Mailbox) -> AsyncIterator[bytes]:
@@ -310,7 +330,7 @@ class EngineServer:
                         return
                     num_sampled += len(delta.ids)
                     num_open -= delta.finish_reason is not None
-                    piece = self._piece(delta, streams[delta.choice])
+                    piece = self._piece(job, delta, streams[delta.choice])
                     events.append(_event(answer.chunk(piece, job.num_choices)))
                 yield b"".join(events)
             if answer.wishes.include_usage:
@@ -320,7 +340,7 @@ class EngineServer:
             # Also on GeneratorExit: the client has gone, so its slots are wanted by others.
             mailbox.cancel()
 
-    def _piece(self, delta: Delta, tools: ToolStream) -> Piece:
+    def _piece(self, job: _Job, delta: Delta, tools: ToolStream) -> Piece:
         parsed = tools.push(delta.text)
         piece = Piece(delta.choice, parsed.content, parsed.calls, delta.ids, delta.logprobs)
         piece.finish_reason, piece.stop_reason = delta.finish_reason, delta.stop_reason
@@ -329,6 +349,8 @@ class EngineServer:
             self.num_malformed_tool_calls += tools.num_malformed
             if tools.num_calls and delta.finish_reason == "stop":
                 piece.finish_reason = "tool_calls"
+        if job.turn is not None:
+            job.turn.hear(piece)
         return piece
 
     def _token_text(self, token: int) -> str:

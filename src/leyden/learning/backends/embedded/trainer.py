@@ -12,7 +12,7 @@ Does not: schedule the learning rate, decide credit, or serve. Nobody else may u
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,11 +24,13 @@ from leyden.base.config import LearnConfig
 from leyden.base.errors import LearningError, ObjectiveError
 from leyden.base.records import FloatArray
 from leyden.learning.backends.base import Layout, Objective, UpdateReport
+from leyden.learning.backends.embedded import recompute
 from leyden.learning.backends.embedded.attention import attention_scope, kernel_for
 from leyden.learning.backends.embedded.layouts import Pass, plan_passes
 from leyden.learning.backends.embedded.logprobs import label_logprobs, plan_positions
 from leyden.learning.backends.embedded.losses import Labels, Terms, objective_loss
 from leyden.learning.backends.embedded.model import LoadedModel
+from leyden.learning.backends.embedded.planner import Plan, Planner, Shape, calibration_batch
 from leyden.learning.batch import Batch, check
 
 ADAM_EPS = 1e-8
@@ -51,6 +53,10 @@ class _Tally:
     num_computed: int = 0
     num_steps: int = 0
     num_forward_tokens: int = 0
+    num_passes: int = 0
+    layouts: list[str] = field(default_factory=list)
+    predicted_s: float | None = None
+    measured_s: float = 0.0
     gaps: list[Wide] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -59,6 +65,14 @@ class _Tally:
         start = time.perf_counter()
         yield
         self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
+
+    def add_plan(self, plan: Plan, seconds: float) -> None:
+        self.num_passes += len(plan.passes)
+        self.measured_s += seconds
+        if plan.layout not in self.layouts:
+            self.layouts.append(plan.layout)
+        if plan.predicted_s is not None:
+            self.predicted_s = (self.predicted_s or 0.0) + plan.predicted_s
 
     def add_gap(self, logp_N: Wide, batch: Batch, active_N: Mask) -> None:
         known_N = active_N & ~np.isnan(batch.logp_sampler_N)
@@ -89,8 +103,10 @@ class Trainer:
 
     def __init__(self, loaded: LoadedModel, learn: LearnConfig) -> None:
         self.loaded = loaded
-        self.layout: Layout = learn.layout
-        self.token_budget = learn.token_budget
+        self.planner = Planner(learn.layout, learn.token_budget, _shape(loaded), self._time)
+        self.recomputes = learn.activation_checkpointing
+        if self.recomputes:
+            recompute.install(loaded.causal, loaded.source)
         self.parameters = loaded.trainable()
         """Trained parameters by name."""
         self.num_steps = 0
@@ -246,7 +262,9 @@ class Trainer:
 
     def _backward(self, batch: Batch, active_N: Mask, before: _Before, objective: Objective, tally: _Tally) -> None:
         logp_N = np.full(batch.num_labels, np.nan)
-        for one in plan_passes(batch, self.layout, self.token_budget, active_N):
+        plan = self.planner.plan(batch, active_N)
+        start = time.perf_counter()
+        for one in plan.passes:
             with tally.timed("forward"):
                 logp_L, entropy_L = self._forward(batch, one, entropy=objective.entropy != 0)
                 labels = self._labels(batch, one, before, logp_L.detach())
@@ -256,13 +274,16 @@ class Trainer:
             tally.num_forward_tokens += one.num_tokens
             tally.add_terms(terms, labels.weight_L)
             logp_N[one.label_L] = logp_L.detach().cpu().numpy()
+        seconds = time.perf_counter() - start
+        self.planner.measured(plan, seconds)
+        tally.add_plan(plan, seconds)
         if before.logp_old_N is None:
             tally.add_gap(logp_N, batch, active_N)
 
     def _logprobs(self, batch: Batch, active_N: Mask, tally: _Tally) -> Wide:
         logp_N = np.full(batch.num_labels, np.nan)
         with torch.no_grad():
-            for one in plan_passes(batch, self.layout, self.token_budget, active_N):
+            for one in self.planner.plan(batch, active_N).passes:
                 logp_N[one.label_L] = self._forward(batch, one, entropy=False)[0].cpu().numpy()
                 tally.num_forward_tokens += one.num_tokens
         return logp_N
@@ -270,7 +291,8 @@ class Trainer:
     def _forward(self, batch: Batch, one: Pass, *, entropy: bool) -> tuple[Tensor, Tensor | None]:
         """(logp_L, entropy_L) of the labels of a pass."""
         device = self.loaded.device
-        with attention_scope(kernel_for(one.rule, device)):
+        kept = recompute.recompute_scope() if self.recomputes else nullcontext()
+        with attention_scope(kernel_for(one.rule, device)), kept:
             hidden_BTE = self.loaded.hidden(
                 torch.from_numpy(one.ids_BT).to(device), torch.from_numpy(one.positions_BT).to(device)
             )
@@ -284,6 +306,24 @@ class Trainer:
         )
         return label_logprobs(hidden_BTE, self.loaded.head, positions, entropy=entropy)
 
+    def _time(self, layout: Layout) -> float:
+        """Seconds of one small forward and backward in a layout, for the planner; gradients stay as they are."""
+        batch = calibration_batch()
+        parameters = list(self.parameters.values())
+        kept = [parameter.grad for parameter in parameters]
+        for parameter in parameters:
+            parameter.grad = torch.zeros_like(parameter)  # as in a step: memory for them is there already
+        start = time.perf_counter()
+        with torch.enable_grad():
+            for one in plan_passes(batch, layout, self.planner.token_budget):
+                logp_L, _ = self._forward(batch, one, entropy=False)
+                logp_L.mean().backward()  # type: ignore[no-untyped-call]
+                float(logp_L.detach()[0])  # waits for a device that runs behind
+        seconds = time.perf_counter() - start
+        for parameter, grad in zip(parameters, kept, strict=True):
+            parameter.grad = grad
+        return seconds
+
     def _labels(self, batch: Batch, one: Pass, before: _Before, logp_L: Tensor) -> Labels:
         def take(values_N: FloatArray | Wide) -> Tensor:
             return torch.from_numpy(values_N[one.label_L]).to(logp_L.device, logp_L.dtype)
@@ -295,6 +335,18 @@ class Trainer:
             logp_sampler_L=take(batch.logp_sampler_N),
             logp_reference_L=None if before.logp_reference_N is None else take(before.logp_reference_N),
         )
+
+
+def _shape(loaded: LoadedModel) -> Shape:
+    """What the planner's first guess follows from."""
+    config = loaded.config
+    heads = int(config.num_attention_heads)
+    head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
+    head = loaded.vocab_size * int(config.hidden_size)
+    body = sum(p.numel() for name, p in loaded.causal.named_parameters() if "embed" not in name)
+    return Shape(
+        num_parameters=body, num_layers=int(config.num_hidden_layers), attention_width=heads * head_dim, head_size=head
+    )
 
 
 def _active(batch: Batch, objective: Objective) -> Mask:
@@ -324,4 +376,8 @@ def _report(tally: _Tally, batches: Sequence[Batch]) -> UpdateReport:
         num_sequence_tokens=sum(batch.num_sequence_tokens for batch in batches),
         num_optimizer_steps=tally.num_steps,
         seconds=tally.seconds,
+        layout=", ".join(tally.layouts),
+        num_passes=tally.num_passes,
+        predicted_s=tally.predicted_s,
+        measured_s=tally.measured_s,
     )

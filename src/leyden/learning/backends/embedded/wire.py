@@ -203,6 +203,8 @@ class Answer:
     ) -> None:
         self.wishes = wishes
         self.prompts = prompts
+        self.is_spliced = False
+        """Whether the prompt was built from served ids; said in `leyden_prompt`, a field of ours."""
         self._token_text = token_text
         self._num_calls: dict[int, int] = {}
         self._offset: dict[int, int] = {}
@@ -234,14 +236,17 @@ class Answer:
         body = {**self._head, "choices": choices, "usage": self.usage(sum(len(p.ids) for p in pieces))}
         if self.wishes.chat and self.wishes.token_ids:
             body["prompt_token_ids"] = self.prompts[0]
-        return body
+        return {**body, **self._prompt_facts()}
 
     def opening(self, index: int) -> Body:
         """The first chunk of a choice of a chat stream: its role."""
         delta = {"role": "assistant", "content": ""}
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
         ids = {"prompt_token_ids": self.prompts[0]} if self.wishes.token_ids and index == 0 else {}
-        return {**self._head, **ids, "choices": [choice]}
+        return {**self._head, **ids, **self._prompt_facts(), "choices": [choice]}
+
+    def _prompt_facts(self) -> Body:
+        return {"leyden_prompt": "spliced"} if self.is_spliced else {}
 
     def chunk(self, piece: Piece, num_choices: int) -> Body:
         """A later chunk of a chat stream, or any chunk of a completion stream."""
