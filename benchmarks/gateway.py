@@ -186,9 +186,7 @@ def peer(seconds: float, cores: tuple[int, int]) -> dict[int, Result] | None:
         server, port = agentlightning.start(python, url, core=cores[0], folder=Path(folder))
         try:
             name = f"agentlightning {agentlightning.VERSION}"
-            return measure(
-                name, port, server.pid, lambda n: agentlightning.targets(port, n), seconds, cores[1]
-            )
+            return measure(name, port, server.pid, lambda n: agentlightning.targets(port, n), seconds, cores[1])
         finally:
             server.kill()
             server.wait(30)

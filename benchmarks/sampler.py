@@ -126,9 +126,7 @@ def main() -> None:
     sizes = options.requests or ([8, 32] if options.quick else [1, 8, 32, 64])
     new_tokens = options.new_tokens or (16 if options.quick else 40)
     repeats = options.repeats or (1 if options.quick else 3)
-    loaded = load_model(
-        options.model, dtype=options.dtype, max_context=options.prompt_tokens + new_tokens + 8
-    )
+    loaded = load_model(options.model, dtype=options.dtype, max_context=options.prompt_tokens + new_tokens + 8)
     loaded.eos_ids = ()
     sampler = Sampler(loaded)
     if options.only_leyden:
@@ -167,9 +165,7 @@ def main() -> None:
         "threads": torch.get_num_threads(),
         "failed": failed,
         "prefill_share": round(counters.prefill_s / (counters.prefill_s + counters.decode_s), 3),
-        "speedup_over_generate": round(largest["leyden"] / largest["generate"], 2)
-        if "generate" in largest
-        else None,
+        "speedup_over_generate": round(largest["leyden"] / largest["generate"], 2) if "generate" in largest else None,
     }
     print(json.dumps(summary))
 

@@ -95,9 +95,6 @@ def _python312() -> str | None:
         *glob.glob(str(Path.home() / ".pyenv/versions/3.12*/bin/python")),
     ]
     for candidate in candidates:
-        if (
-            candidate
-            and subprocess.run([candidate, "-c", ""], capture_output=True, check=False).returncode == 0
-        ):
+        if candidate and subprocess.run([candidate, "-c", ""], capture_output=True, check=False).returncode == 0:
             return candidate
     return None

@@ -22,9 +22,7 @@ from schemas import SCHEMAS, Number, Schema, Table
 from shapes import SHAPES, Draft, Picker, Shape
 from verify import is_ordered, run_query, same_rows
 
-NUM_PAIRS = (
-    4  # database pairs per schema: enough that the questions of one schema do not share one set of rows
-)
+NUM_PAIRS = 4  # database pairs per schema: enough that the questions of one schema do not share one set of rows
 MAX_DRAFTS = 400  # per task; a shape that fails this often has no question left in that schema
 NUM_ROWS = (11, 15)  # child tables
 NUM_PARENT_ROWS = (5, 8)
@@ -177,9 +175,7 @@ def make_tasks(
             if made is not None:
                 break
         else:
-            raise ValueError(
-                f"no {shape.name} question left for {name} after {index} of {count}: ask for fewer tasks"
-            )
+            raise ValueError(f"no {shape.name} question left for {name} after {index} of {count}: ask for fewer tasks")
         draft, pair = made
         yield {
             "id": f"{name}-{index:04d}",
@@ -237,9 +233,7 @@ def generate(out: Path, seed: int, counts: dict[str, int]) -> dict[str, list[dic
     for name in ("demos", "val", "holdout", "train"):
         source = holdout_pairs if name == "holdout" else train_pairs
         tasks[name] = list(make_tasks(seed, name, counts[name], source, asked))
-        records = (
-            [as_demo(task, task["answer"]["sql"]) for task in tasks[name]] if name == "demos" else tasks[name]
-        )
+        records = [as_demo(task, task["answer"]["sql"]) for task in tasks[name]] if name == "demos" else tasks[name]
         write_lines(out / "tasks" / f"{name}.jsonl", records)
     questions = [(task["domain"], task["input"]["question"]) for split in tasks.values() for task in split]
     assert len(questions) == len(set(questions)), "a question occurs twice"
@@ -248,22 +242,14 @@ def generate(out: Path, seed: int, counts: dict[str, int]) -> dict[str, list[dic
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Generate text-to-SQL tasks and their databases.")
-    parser.add_argument(
-        "--out", type=Path, default=Path(__file__).resolve().parent / "data", help="folder to write"
-    )
+    parser.add_argument("--out", type=Path, default=Path(__file__).resolve().parent / "data", help="folder to write")
     parser.add_argument("--seed", type=int, default=0, help="same seed, same files")
     for name, count in (("train", 1200), ("val", 100), ("holdout", 400), ("demos", 64)):
-        parser.add_argument(
-            f"--{name}", type=int, default=count, help=f"number of {name} tasks (default {count})"
-        )
+        parser.add_argument(f"--{name}", type=int, default=count, help=f"number of {name} tasks (default {count})")
     args = parser.parse_args(arguments)
     counts = {name: getattr(args, name) for name in ("train", "val", "holdout", "demos")}
     tasks = generate(args.out, args.seed, counts)
-    print(
-        json.dumps(
-            {"out": str(args.out), "seed": args.seed, **{name: len(made) for name, made in tasks.items()}}
-        )
-    )
+    print(json.dumps({"out": str(args.out), "seed": args.seed, **{name: len(made) for name, made in tasks.items()}}))
     return 0
 
 

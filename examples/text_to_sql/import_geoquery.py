@@ -81,9 +81,7 @@ def read_questions(path: Path, split_key: str) -> Iterator[Question]:
         for sentence in entry["sentences"]:
             split = sentence[split_key] if split_key == "question-split" else entry[split_key]
             if split not in SPLITS:
-                raise ValueError(
-                    f"{path}: {split_key} {split!r} in entry {number}, expected {', '.join(SPLITS)}"
-                )
+                raise ValueError(f"{path}: {split_key} {split!r} in entry {number}, expected {', '.join(SPLITS)}")
             fill = filler(sentence["variables"])
             yield Question(fill(sentence["text"]), fill(entry["sql"][0]), SPLITS[split], number)
 
@@ -102,9 +100,7 @@ def schema_text(database: Path) -> str:
     with closing(sqlite3.connect(f"{database.resolve().as_uri()}?mode=ro", uri=True)) as connection:
         tables = [
             str(name)
-            for (name,) in connection.execute(
-                "SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY rowid"
-            )
+            for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY rowid")
         ]
         lines = []
         for table in tables:
@@ -133,9 +129,7 @@ def write_renamed(source: Path, target: Path, rng: random.Random) -> None:
         connection.execute("VACUUM")
 
 
-def _permute(
-    connection: sqlite3.Connection, columns: tuple[tuple[str, str], ...], rng: random.Random
-) -> None:
+def _permute(connection: sqlite3.Connection, columns: tuple[tuple[str, str], ...], rng: random.Random) -> None:
     names: set[str] = set()
     for table, column in columns:
         names |= {n for (n,) in connection.execute(f"SELECT {column} FROM {table}") if n is not None}
@@ -248,9 +242,7 @@ def import_folder(source: Path, out: Path, split_key: str, sft_share: float, see
     for number, question in enumerate(questions):
         error = next((o.error for o in (first[question.sql], second[question.sql]) if o.rows is None), None)
         if error is not None:
-            failed.append(
-                {"question": question.text, "split": question.split, "error": error, "sql": question.sql}
-            )
+            failed.append({"question": question.text, "split": question.split, "error": error, "sql": question.sql})
             continue
         tasks[question.split].append(as_task(question, number, schema, databases))
     demos, tasks["train"] = _divide(tasks["train"], sft_share, seed)
@@ -289,9 +281,7 @@ def num_in_two_splits(questions: list[Question]) -> int:
 def _divide(tasks: list[dict[str, Any]], share: float, seed: int) -> tuple[list[Any], list[Any]]:
     """A random `share` of the tasks, and the rest, both in their old order."""
     chosen = set(random.Random(f"{seed}/sft").sample(range(len(tasks)), round(share * len(tasks))))
-    return [t for i, t in enumerate(tasks) if i in chosen], [
-        t for i, t in enumerate(tasks) if i not in chosen
-    ]
+    return [t for i, t in enumerate(tasks) if i in chosen], [t for i, t in enumerate(tasks) if i not in chosen]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -299,17 +289,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("path", type=Path, help="folder with geography.json and geography-db.sqlite")
     default_out = Path(__file__).resolve().parent / "data" / "geoquery"
     parser.add_argument("--out", type=Path, default=default_out, help="folder to write")
-    parser.add_argument(
-        "--split", choices=("question", "query"), default="question", help="published split to use"
-    )
+    parser.add_argument("--split", choices=("question", "query"), default="question", help="published split to use")
     parser.add_argument("--sft-share", type=float, default=0.5, help="share of train written to demos.jsonl")
     parser.add_argument("--seed", type=int, default=0, help="seed of that share and of the renamed database")
     args = parser.parse_args(arguments)
     report = import_folder(args.path, args.out, f"{args.split}-split", args.sft_share, args.seed)
     for item in report["excluded"]:
-        print(
-            f"excluded ({item['split']}): {item['question']}: {item['error']}: {item['sql']}", file=sys.stderr
-        )
+        print(f"excluded ({item['split']}): {item['question']}: {item['error']}: {item['sql']}", file=sys.stderr)
     print(json.dumps({key: value for key, value in report.items() if key != "excluded"}))
     return 0
 

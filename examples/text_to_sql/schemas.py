@@ -46,9 +46,7 @@ class Schema:
 
 
 PEOPLE = "Ada,Ben,Cora,Dan,Eva,Finn,Gus,Hana,Ivo,Jane,Karl,Lena,Max,Nora,Omar,Paul,Rita,Sam,Tina,Vera"
-OTHER_PEOPLE = (
-    "Alma,Boris,Clara,Dirk,Elsa,Felix,Greta,Hugo,Irma,Jonas,Klara,Leon,Mira,Nils,Olga,Peer,Rosa,Sven,Thea"
-)
+OTHER_PEOPLE = "Alma,Boris,Clara,Dirk,Elsa,Felix,Greta,Hugo,Irma,Jonas,Klara,Leon,Mira,Nils,Olga,Peer,Rosa,Sven,Thea"
 
 _TRAIN = (
     Schema(

@@ -30,9 +30,7 @@ MAX_ROWS = 2_000
 MAX_VALUE_BYTES = 4_000  # no reference value comes near; with MAX_STEPS it bounds what a sort can pile up
 RELATIVE_TOLERANCE = 1e-6
 
-READS = frozenset(
-    {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
-)
+READS = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE})
 READ_VERBS = frozenset({"select", "with", "values", "explain"})
 WRITE_VERBS = frozenset(
     (
@@ -110,9 +108,7 @@ def database_path(name: str) -> Path:
 def _gold_rows(sql: str, database: Path) -> tuple[Row, ...]:
     outcome = run_query(sql, database)
     if outcome.rows is None or not outcome.is_safe:
-        raise BrokenTaskError(
-            f"reference SQL fails on {database}: {outcome.error or 'it is not a read'}: {sql}"
-        )
+        raise BrokenTaskError(f"reference SQL fails on {database}: {outcome.error or 'it is not a read'}: {sql}")
     return outcome.rows
 
 
@@ -197,8 +193,6 @@ def _sort_key(row: Row) -> tuple[list[tuple[int, float, str]], list[float]]:
     coarse, exact = [], []
     for value in row:
         is_number = isinstance(value, int | float)
-        coarse.append(
-            (1, float(f"{value:.6g}"), "") if is_number else (0 if value is None else 2, 0.0, repr(value))
-        )
+        coarse.append((1, float(f"{value:.6g}"), "") if is_number else (0 if value is None else 2, 0.0, repr(value)))
         exact.append(float(value) if is_number else 0.0)
     return coarse, exact

@@ -49,16 +49,12 @@ class Room:
         return list(self.trace(started).calls)
 
     def chat(self, started: Started, body: Mapping[str, Any], **headers: str) -> "Answer":
-        return self.request(
-            "POST", started.base_url("") + "/chat/completions", body, key=started.token, **headers
-        )
+        return self.request("POST", started.base_url("") + "/chat/completions", body, key=started.token, **headers)
 
     def admin(self, method: str, path: str, body: Any = None) -> "Answer":
         return self.request(method, path, body, key=self.gateway.admin_key)
 
-    def request(
-        self, method: str, path: str, body: Any = None, *, key: str | None = None, **headers: str
-    ) -> "Answer":
+    def request(self, method: str, path: str, body: Any = None, *, key: str | None = None, **headers: str) -> "Answer":
         data = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
         sent = {
             "content-type": "application/json",

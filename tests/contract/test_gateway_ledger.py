@@ -165,18 +165,14 @@ def leave_early(room: Room, token: str, body: bytes, *, wait_for: bytes = b"") -
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_stops_the_generation_and_the_call_is_undelivered(
-    room: Room, stream: bool
-) -> None:
+def test_a_client_that_leaves_stops_the_generation_and_the_call_is_undelivered(room: Room, stream: bool) -> None:
     started = room.start()
     room.chat(started, {**BODY, "user": "warm"})
     room.engine.behaviour.delay_s = 0.0 if stream else 30.0
     room.engine.behaviour.chunk_delay_s = 0.1
     room.engine.behaviour.reply = lambda body: Reply(text="x" * 200)
     body = b'{"model": "main", "messages": [{"role": "user", "content": "hi"}], "stream": %b}'
-    leave_early(
-        room, started.token, body % (b"true" if stream else b"false"), wait_for=b'"x"' if stream else b""
-    )
+    leave_early(room, started.token, body % (b"true" if stream else b"false"), wait_for=b'"x"' if stream else b"")
     until(lambda: room.engine.num_aborted == 1, "the engine to be left")
     until(lambda: room.calls(started)[-1].status == "aborted", "the record")
     call = room.calls(started)[-1]

@@ -75,10 +75,7 @@ def test_an_attempt_key_can_neither_manage_nor_reward(room: Room) -> None:
     answer = room.request("POST", rewards, {"name": "correct", "value": 1.0}, key=started.token)
     assert answer.status == 403 and "rewards.from_agent" in answer.error["hint"]
     event = {"event_type": "reward", "data": {"value": 1.0}}
-    assert (
-        room.request("POST", f"{one}/attempt/{started.attempt.id}/events", event, key=started.token).status
-        == 403
-    )
+    assert room.request("POST", f"{one}/attempt/{started.attempt.id}/events", event, key=started.token).status == 403
     assert room.trace(started).rewards == []
 
 
@@ -145,9 +142,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(room: Room, change: dict[str
     answer = room.chat(started, {**BODY, **change})
     assert answer.status == 400
     assert answer.error["field"] == answer.error["param"] == field
-    assert (
-        answer.error["type"] == "invalid_request_error" and answer.error["message"] and answer.error["hint"]
-    )
+    assert answer.error["type"] == "invalid_request_error" and answer.error["message"] and answer.error["hint"]
     assert list(room.engine.requests) == []
     until(lambda: len(room.trace(started).spans) == 1, "the note")
     [span] = room.trace(started).spans
@@ -258,9 +253,7 @@ def test_seeds_follow_from_the_rollout_and_the_order_of_its_calls(room: Room) ->
 
 def test_a_pause_holds_calls_until_resume(room: Room) -> None:
     started = room.start()
-    assert room.admin("POST", "/proxy/pause", {"reason": "new weights", "retry_after_seconds": 3}).json[
-        "paused"
-    ]
+    assert room.admin("POST", "/proxy/pause", {"reason": "new weights", "retry_after_seconds": 3}).json["paused"]
     thread, answers = in_thread(lambda: room.chat(started, BODY))
     until(lambda: room.admin("GET", "/proxy/state").json["waiting"] == 1, "the call to wait")
     state = room.admin("GET", "/proxy/state").json
@@ -359,9 +352,7 @@ def test_a_fault_of_the_engine_is_recorded_and_answered_in_the_shape_of_the_dial
     assert (call.status, call.http_status) == (stored, status) and call.error
 
 
-@pytest.mark.parametrize(
-    "faults", [Faults(error_in_stream=True), Faults(cut_after_bytes=2000), Faults(no_done=True)]
-)
+@pytest.mark.parametrize("faults", [Faults(error_in_stream=True), Faults(cut_after_bytes=2000), Faults(no_done=True)])
 def test_a_stream_that_breaks_ends_in_a_typed_error_event(room: Room, faults: Faults) -> None:
     started = room.start()
     room.chat(started, BODY)
@@ -425,10 +416,7 @@ def test_a_full_disk_is_said_and_nothing_is_half_written(room: Room) -> None:
             assert answer.error["type"] == "store"
     assert 503 in statuses
     counts = room.store.read(
-        lambda c: [
-            c.exec_driver_sql(f"select count(*) from {table}").scalar()
-            for table in ("completions", "choices")
-        ]
+        lambda c: [c.exec_driver_sql(f"select count(*) from {table}").scalar() for table in ("completions", "choices")]
     )
     assert counts[0] == counts[1], "a completion and its choices are written together"
     room.store.write(lambda c: c.exec_driver_sql("PRAGMA max_page_count = 1073741823").scalar()).result(10)

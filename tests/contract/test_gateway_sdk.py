@@ -83,8 +83,7 @@ def test_tools_go_through_both_ways(room: Room) -> None:
     ]  # fmt: skip
     room.engine.behaviour.reply = lambda body: Reply(text="one")
     assert (
-        sdk.chat.completions.create(model="main", messages=follow_up, tools=TOOLS).choices[0].message.content
-        == "one"
+        sdk.chat.completions.create(model="main", messages=follow_up, tools=TOOLS).choices[0].message.content == "one"
     )
     assert [call.seq for call in room.calls(started)] == [0, 1]
 
@@ -92,9 +91,7 @@ def test_tools_go_through_both_ways(room: Room) -> None:
 def test_streamed_tool_calls_are_assembled(room: Room) -> None:
     room.engine.behaviour.reply = lambda body: Reply(text="", tool_calls=(("run_sql", '{"q": 1}'),))
     started = room.start()
-    with room.sdk(started).chat.completions.create(
-        model="main", messages=HELLO, tools=TOOLS, stream=True
-    ) as stream:
+    with room.sdk(started).chat.completions.create(model="main", messages=HELLO, tools=TOOLS, stream=True) as stream:
         deltas = [chunk.choices[0].delta for chunk in stream]
     assert any(delta.tool_calls for delta in deltas)
     [call] = room.calls(started)
@@ -155,9 +152,7 @@ async def test_the_asynchronous_sdk_works_side_by_side(room: Room) -> None:
     async with openai.AsyncOpenAI(base_url=started.base_url(room.url), api_key=started.token) as sdk:
 
         async def ask(text: str) -> str | None:
-            answer = await sdk.chat.completions.create(
-                model="main", messages=[{"role": "user", "content": text}]
-            )
+            answer = await sdk.chat.completions.create(model="main", messages=[{"role": "user", "content": text}])
             return answer.choices[0].message.content
 
         async def ask_streamed(text: str) -> str:

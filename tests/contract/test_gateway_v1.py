@@ -24,9 +24,7 @@ def create(room: Room, **fields: Any) -> dict[str, Any]:
 
 
 def test_a_rollout_has_the_compatible_shape(room: Room) -> None:
-    rollout = create(
-        room, config={"timeout_seconds": 5, "local": {"agent_class": "a.B"}}, metadata={"batch_idx": 2}
-    )
+    rollout = create(room, config={"timeout_seconds": 5, "local": {"agent_class": "a.B"}}, metadata={"batch_idx": 2})
     assert rollout["input"] == {"data_id": "d1", "q": 1} and rollout["is_train"] is True
     assert rollout["config"] == {
         "timeout_seconds": 5,
@@ -54,14 +52,10 @@ def test_a_rollout_goes_through_its_states_and_a_repeated_patch_is_no_error(room
     assert first.status == 200 and first.json["status"]["version"] == 2
     assert room.admin("PATCH", path, running).status == 200
     assert room.admin("GET", path).json["attempts"] == ["a1"]
-    assert (
-        room.admin("PATCH", path, {"status": {"state": "succeeded"}}).json["status"]["state"] == "succeeded"
-    )
+    assert room.admin("PATCH", path, {"status": {"state": "succeeded"}}).json["status"]["state"] == "succeeded"
     assert room.admin("PATCH", path, {"status": {"state": "running"}}).status == 409
     terminal = room.admin("GET", "/api/rollouts/terminal").json
-    assert terminal["items"] == [
-        {"rollout_id": rollout_id, "state": "succeeded", "data_id": "d1", "is_train": True}
-    ]
+    assert terminal["items"] == [{"rollout_id": rollout_id, "state": "succeeded", "data_id": "d1", "is_train": True}]
     assert terminal["total_terminal"] == 1
     assert room.admin("GET", f"/api/rollouts/terminal?after={terminal['next_after']}").json["items"] == []
 
@@ -109,9 +103,7 @@ def test_events_are_calls_rewards_and_whatever_was_posted(room: Room) -> None:
     path = f"/api/rollouts/{started.rollout.id}"
     post = f"{path}/attempt/{started.attempt.id}/events"
     assert room.admin("POST", post, {"event_type": "reward", "data": {"value": 0.5}}).status == 200
-    assert (
-        room.request("POST", post, {"event_type": "note", "data": {"x": 1}}, key=started.token).status == 200
-    )
+    assert room.request("POST", post, {"event_type": "note", "data": {"x": 1}}, key=started.token).status == 200
     events = room.admin("GET", path + "/events").json
     assert [event["event_type"] for event in events] == ["model_request", "reward", "note"]
     call = events[0]["data"]
@@ -126,17 +118,12 @@ def test_events_are_calls_rewards_and_whatever_was_posted(room: Room) -> None:
     forged = {"event_type": "model_request", "data": {}}
     assert room.admin("POST", post, forged).status == 422
     assert room.admin("GET", "/api/rollouts/nobody/events").status == 404
-    assert (
-        room.admin("POST", "/api/rollouts/nobody/attempt/0/events", {"event_type": "x", "data": {}}).status
-        == 404
-    )
+    assert room.admin("POST", "/api/rollouts/nobody/attempt/0/events", {"event_type": "x", "data": {}}).status == 404
 
 
 def test_a_controllers_own_attempt_may_be_called_with_the_servers_key(room: Room) -> None:
     rollout_id = create(room)["rollout_id"]
-    room.admin(
-        "PATCH", f"/api/rollouts/{rollout_id}", {"status": {"state": "running", "last_attempt_id": "0"}}
-    )
+    room.admin("PATCH", f"/api/rollouts/{rollout_id}", {"status": {"state": "running", "last_attempt_id": "0"}})
     path = f"/proxy/rollout/{rollout_id}/attempt/0/mode/train/openai/v1/chat/completions"
     assert room.admin("POST", path, BODY).status == 200
     events = room.admin("GET", f"/api/rollouts/{rollout_id}/events").json

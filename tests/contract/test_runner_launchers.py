@@ -65,9 +65,7 @@ async def until(condition: Callable[[], bool], what: str) -> None:
     pytest.fail(f"10 s passed without: {what}")
 
 
-async def test_a_program_sees_what_a_plain_python_would_show_it(
-    launcher: LocalLauncher, script: Script
-) -> None:
+async def test_a_program_sees_what_a_plain_python_would_show_it(launcher: LocalLauncher, script: Script) -> None:
     path = script("""
         import json, os, sys
         print(json.dumps([sys.argv, __name__, __file__, sys.path, os.getcwd(), dict(os.environ),
@@ -147,9 +145,7 @@ async def test_the_time_limit_ends_the_whole_group(launcher: LocalLauncher, scri
     assert alive("limit-mark") == []
 
 
-async def test_a_harness_that_ignores_the_friendly_signal_is_killed(
-    launcher: LocalLauncher, script: Script
-) -> None:
+async def test_a_harness_that_ignores_the_friendly_signal_is_killed(launcher: LocalLauncher, script: Script) -> None:
     path = script("""
         import signal, time
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -188,9 +184,7 @@ async def test_what_outlives_the_harness_is_killed(launcher: LocalLauncher, scri
     assert alive("outlive-mark") == []
 
 
-async def test_what_a_running_harness_started_lives_as_long_as_it(
-    launcher: LocalLauncher, script: Script
-) -> None:
+async def test_what_a_running_harness_started_lives_as_long_as_it(launcher: LocalLauncher, script: Script) -> None:
     path = script("""
         import os, subprocess, sys, time
         subprocess.Popen("setsid sleep 1000 & setsid sleep 1000 &", shell=True).wait()
@@ -279,9 +273,7 @@ async def test_closing_ends_what_still_runs(launcher: LocalLauncher, script: Scr
     assert alive("close-mark") == []
 
 
-async def test_a_lost_server_is_a_fault_of_ours_and_is_replaced(
-    launcher: LocalLauncher, script: Script
-) -> None:
+async def test_a_lost_server_is_a_fault_of_ours_and_is_replaced(launcher: LocalLauncher, script: Script) -> None:
     path = script("import time; open('begun', 'w'); time.sleep(1000)")
     task = asyncio.create_task(launcher.launch(spec(path, "lost-mark")))
     await until((path.parent / "begun").exists, "the harness begins")

@@ -50,9 +50,7 @@ def engine_bytes(dialect: str, request: dict[str, Any], replies: list[Reply]) ->
     """The stream as an engine sends it, with a keep-alive comment and both kinds of line ends."""
     member = BY_NAME[dialect]
     body = member.engine_body(member.parse(request), {"n": len(replies)}, "main@0")
-    events = [
-        b"data: " + orjson.dumps(chunk) + b"\n\n" for chunk in Answer(body, replies, Faults(), 1).chunks()
-    ]
+    events = [b"data: " + orjson.dumps(chunk) + b"\n\n" for chunk in Answer(body, replies, Faults(), 1).chunks()]
     events.insert(1, b": keep-alive\n\n")
     events[2] = events[2].replace(b"\n\n", b"\r\n\r\n")
     return b"".join(events) + b"data: [DONE]\n\n"

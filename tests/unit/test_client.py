@@ -71,17 +71,13 @@ def test_a_refusal_says_what_the_gateway_said(gateway: list[tuple[str, str, Any]
         client.reward(1.0, name="refused")
 
 
-def test_a_gateway_that_is_gone_is_named(
-    gateway: list[tuple[str, str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gateway_that_is_gone_is_named(gateway: list[tuple[str, str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGL_EVENT_URL", "http://127.0.0.1:1/api/rollouts/r1/attempt/a1/events")
     with pytest.raises(client.Refused, match=r"no gateway at http://127\.0\.0\.1:1"):
         client.span("x")
 
 
-def test_the_task_comes_from_the_variable_or_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_task_comes_from_the_variable_or_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LEYDEN_TASK", '{"id": "t"}')
     assert client.task() == {"id": "t"}
     (tmp_path / "task.json").write_text('{"id": "large"}')
@@ -99,8 +95,7 @@ def test_outside_an_attempt_the_error_says_what_to_do(monkeypatch: pytest.Monkey
 
 def test_only_the_standard_library_is_imported() -> None:
     program = (
-        "import sys; import leyden.client; "
-        "print([m for m in ('pydantic', 'numpy', 'sqlalchemy') if m in sys.modules])"
+        "import sys; import leyden.client; print([m for m in ('pydantic', 'numpy', 'sqlalchemy') if m in sys.modules])"
     )
     done = subprocess.run(
         [sys.executable, "-c", program],

@@ -82,9 +82,7 @@ def test_every_key_of_the_configuration_is_in_the_docs() -> None:
     for key, meaning in config.known_keys().items():
         section, _, name = key.rpartition(".")
         assert meaning, f"{key} has no docstring"
-        assert (
-            f"| `{name}` |" in TEXT["configuration.md"].split(f"## `[{section}]`\n")[1].split("\n## ")[0]
-        ), key
+        assert f"| `{name}` |" in TEXT["configuration.md"].split(f"## `[{section}]`\n")[1].split("\n## ")[0], key
 
 
 def test_every_error_class_is_in_the_docs() -> None:

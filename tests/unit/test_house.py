@@ -80,17 +80,13 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), str(path))
 
 
-def functions(
-    tree: ast.AST, prefix: str = ""
-) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+def functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield prefix + node.name, node
         name = getattr(node, "name", "")
         inner = (
-            f"{prefix}{name}."
-            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-            else prefix
+            f"{prefix}{name}." if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) else prefix
         )
         yield from functions(node, inner)
 
@@ -203,9 +199,7 @@ def test_sources_are_ascii() -> None:
         *SRC.rglob("*.css"),
         *(ROOT / "examples").rglob("*.toml"),
     ]
-    foreign = [
-        str(path.relative_to(ROOT)) for path in [*SOURCES, *scripts] if not path.read_bytes().isascii()
-    ]
+    foreign = [str(path.relative_to(ROOT)) for path in [*SOURCES, *scripts] if not path.read_bytes().isascii()]
     assert foreign == []
 
 

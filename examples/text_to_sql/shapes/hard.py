@@ -45,9 +45,7 @@ def join(p: Picker) -> Draft:
         c=c,
         v=v,
     )
-    return Draft(
-        q, f"SELECT {what} FROM {t} JOIN {u} USING ({f}) WHERE {c} = '{v}'", (f"SELECT {what} FROM {t}",)
-    )
+    return Draft(q, f"SELECT {what} FROM {t} JOIN {u} USING ({f}) WHERE {c} = '{v}'", (f"SELECT {what} FROM {t}",))
 
 
 def join_lookup(p: Picker) -> Draft:
@@ -97,9 +95,7 @@ def most_common(p: Picker) -> Draft:
     )
     tail = f"FROM {t} GROUP BY {c} ORDER BY COUNT(*)"
     foil = f"SELECT {c} {tail}{back} LIMIT 1"
-    return Draft(
-        q, f"SELECT {c} {tail}{direction} LIMIT 1", (foil,), f"SELECT {c}, COUNT(*) {tail}{direction} LIMIT 2"
-    )
+    return Draft(q, f"SELECT {c} {tail}{direction} LIMIT 1", (foil,), f"SELECT {c}, COUNT(*) {tail}{direction} LIMIT 2")
 
 
 def group_aggregate(p: Picker) -> Draft:

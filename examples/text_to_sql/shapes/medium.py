@@ -21,9 +21,7 @@ def aggregate_category(p: Picker) -> Draft:
         k=k,
         v=v,
     )
-    return Draft(
-        q, f"SELECT {function}({c}) FROM {t} WHERE {k} = '{v}'", (f"SELECT {function}({c}) FROM {t}",)
-    )
+    return Draft(q, f"SELECT {function}({c}) FROM {t} WHERE {k} = '{v}'", (f"SELECT {function}({c}) FROM {t}",))
 
 
 def top_one(p: Picker) -> Draft:
@@ -134,9 +132,7 @@ def negation(p: Picker) -> Draft:
         c=c,
         v=v,
     )
-    return Draft(
-        q, f"SELECT {what} FROM {t} WHERE {c} <> '{v}'", (f"SELECT {what} FROM {t} WHERE {c} = '{v}'",)
-    )
+    return Draft(q, f"SELECT {what} FROM {t} WHERE {c} <> '{v}'", (f"SELECT {what} FROM {t} WHERE {c} = '{v}'",))
 
 
 def missing(p: Picker) -> Draft:

@@ -54,9 +54,7 @@ class Command:
         """The words to start. Raises HarnessError when a field is missing."""
         if not self.shell:
             return [fill(word, task_input, self.template) for word in self.words]
-        line = _PLACEHOLDER.sub(
-            lambda match: shlex.quote(_field(match, task_input, self.template)), self.words[2]
-        )
+        line = _PLACEHOLDER.sub(lambda match: shlex.quote(_field(match, task_input, self.template)), self.words[2])
         return [*self.words[:2], line]
 
 
@@ -73,9 +71,7 @@ def parse_command(template: str, folder: Path, key: str = "harness.command") -> 
     except ValueError as error:
         raise HarnessError(f"{key} = {template!r} cannot be split into words: {error}") from None
     program = _program(words[0], folder, key, template)
-    return Command(
-        template=template, words=(program, *(_resolve(word, folder) for word in words[1:])), shell=False
-    )
+    return Command(template=template, words=(program, *(_resolve(word, folder) for word in words[1:])), shell=False)
 
 
 def fill(text: str, task_input: Mapping[str, Any], where: str) -> str:
@@ -109,9 +105,7 @@ def _field(match: re.Match[str], task_input: Mapping[str, Any], where: str) -> s
         value = value[part]
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     if "\0" in text:
-        raise HarnessError(
-            f"{match.group(0)} of the task holds a NUL character, which no command line can carry"
-        )
+        raise HarnessError(f"{match.group(0)} of the task holds a NUL character, which no command line can carry")
     return text
 
 
@@ -154,9 +148,7 @@ def _program(word: str, folder: Path, key: str, template: str) -> str:
 def _resolve(word: str, folder: Path) -> str:
     if word.startswith("-"):
         option, equals, value = word.partition("=")
-        return (
-            f"{option}={_resolve(value, folder)}" if equals and value and not value.startswith("-") else word
-        )
+        return f"{option}={_resolve(value, folder)}" if equals and value and not value.startswith("-") else word
     if not word or has_placeholder(word) or len(word) > 4096:
         return word
     path = folder / word

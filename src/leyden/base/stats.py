@@ -170,9 +170,7 @@ def sign_flip_permutation(differences_N: Sequence[float], *, resamples: int = 10
     return _flips_sampled(moved_N, resamples, seed)
 
 
-def minimum_detectable_effect(
-    num_tasks: int, discordant: float, *, level: float = 0.95, power: float = 0.8
-) -> float:
+def minimum_detectable_effect(num_tasks: int, discordant: float, *, level: float = 0.95, power: float = 0.8) -> float:
     """Smallest difference of two success rates, 0 to 1, that McNemar's test finds with probability `power`.
 
     `discordant` is the share of tasks on which the two policies disagree. Solves Miettinen's (1968) sample
@@ -199,9 +197,7 @@ def minimum_detectable_effect(
     return _smallest(found) if found(1.0) else math.inf
 
 
-def minimum_detectable_shift(
-    num_tasks: int, deviation: float, *, level: float = 0.95, power: float = 0.8
-) -> float:
+def minimum_detectable_shift(num_tasks: int, deviation: float, *, level: float = 0.95, power: float = 0.8) -> float:
     """Smallest mean difference that a paired test finds with probability `power`, in the unit of `deviation`.
 
     `deviation` is the standard deviation of the differences per task: `(z_a + z_b) deviation / sqrt(n)`.
@@ -235,9 +231,7 @@ def _finite(values_N: Sequence[float]) -> NDArray[np.float64]:
     array_N = np.asarray(values_N, dtype=np.float64).reshape(-1)
     if not np.isfinite(array_N).all():
         position = int(np.flatnonzero(~np.isfinite(array_N))[0])
-        raise RecordError(
-            f"value {position} is {array_N[position]}; leave out what is not finite, and count it"
-        )
+        raise RecordError(f"value {position} is {array_N[position]}; leave out what is not finite, and count it")
     return array_N
 
 
@@ -284,9 +278,7 @@ def _resampled(means_N: NDArray[np.float64], *, level: float, resamples: int, se
     quantile_t = float(stdtrit(num_tasks - 1, 0.5 + level / 2))
     outer = NormalDist().cdf(quantile_t * math.sqrt(num_tasks / (num_tasks - 1)))
     low, high = np.quantile(resampled, (1 - outer, outer))
-    return Interval(
-        mean=mean, low=float(low), high=float(high), level=level, method="bootstrap", num_tasks=num_tasks
-    )
+    return Interval(mean=mean, low=float(low), high=float(high), level=level, method="bootstrap", num_tasks=num_tasks)
 
 
 def _on_lattice(moved_N: NDArray[np.float64]) -> NDArray[np.int64] | None:

@@ -46,9 +46,7 @@ def load_tasks(path: Path, *, split: Split | None = None) -> list[Task]:
         _check_keys(row, TASK_KEYS, where)
         task = _task(row, where, split)
         if task.id in lines:
-            raise TaskError(
-                f"{where}: id {task.id!r} is also on line {lines[task.id]}; ids are unique within a file"
-            )
+            raise TaskError(f"{where}: id {task.id!r} is also on line {lines[task.id]}; ids are unique within a file")
         lines[task.id] = number
         tasks.append(task)
     return tasks
@@ -74,9 +72,7 @@ def check_splits(train: Sequence[Task], holdout: Sequence[Task]) -> None:
     inputs = {to_json(task.input): task.id for task in train}
     for task in holdout:
         if task.id in ids:
-            raise TaskError(
-                f"task {task.id!r} is in the training tasks and in the holdout; take it out of one of them"
-            )
+            raise TaskError(f"task {task.id!r} is in the training tasks and in the holdout; take it out of one of them")
         twin = inputs.get(to_json(task.input))
         if twin is not None:
             raise TaskError(
@@ -110,15 +106,11 @@ def _rows(path: Path, what: str) -> list[tuple[int, Mapping[str, Any]]]:
             row = json.loads(line, parse_constant=_refuse_constant, object_pairs_hook=_unique_keys)
         except ValueError as error:
             reason = (
-                str(error)
-                if not isinstance(error, json.JSONDecodeError)
-                else f"{error.msg} at column {error.colno}"
+                str(error) if not isinstance(error, json.JSONDecodeError) else f"{error.msg} at column {error.colno}"
             )
             raise TaskError(f"{path}, line {number}: not JSON ({reason}); each line is one object") from None
         if not isinstance(row, dict):
-            raise TaskError(
-                f"{path}, line {number}: a {type(row).__name__}, not an object; each line is one object"
-            )
+            raise TaskError(f"{path}, line {number}: a {type(row).__name__}, not an object; each line is one object")
         rows.append((number, row))
     if not rows:
         raise TaskError(f"{path} holds no {what}; write one JSON object per line")
@@ -155,9 +147,7 @@ def _task(row: Mapping[str, Any], where: str, split: Split | None) -> Task:
     except RecordError as error:
         raise TaskError(f"{where}: {error}") from None
     if not isinstance(row["input"], dict):
-        raise TaskError(
-            f"{where}: 'input' is a {type(row['input']).__name__}; give an object of named fields"
-        )
+        raise TaskError(f"{where}: 'input' is a {type(row['input']).__name__}; give an object of named fields")
     for key in ("domain", "purpose"):
         if not isinstance(row.get(key, ""), str):
             raise TaskError(f"{where}: {key!r} is {row[key]!r}; give a string")
@@ -179,22 +169,16 @@ def _split(value: object, where: str, used_as: Split | None) -> Split:
         if value == name and used_as in (None, name):
             return name
     if value in names:
-        raise TaskError(
-            f"{where}: 'split' is {value!r}, but this file is used as {used_as!r}; mend one of the two"
-        )
+        raise TaskError(f"{where}: 'split' is {value!r}, but this file is used as {used_as!r}; mend one of the two")
     raise TaskError(f"{where}: 'split' is {value!r}; it is one of {', '.join(names)}")
 
 
 def _messages(value: object, where: str) -> Sequence[Mapping[str, Any]]:
     if not isinstance(value, list) or not value:
-        raise TaskError(
-            f"{where}: 'messages' is no list of messages; give at least one, the last from the assistant"
-        )
+        raise TaskError(f"{where}: 'messages' is no list of messages; give at least one, the last from the assistant")
     for position, message in enumerate(value):
         if not isinstance(message, dict) or message.get("role") not in ROLES:
-            raise TaskError(
-                f"{where}: messages[{position}] has no 'role' out of {', '.join(ROLES)}: {message!r}"
-            )
+            raise TaskError(f"{where}: messages[{position}] has no 'role' out of {', '.join(ROLES)}: {message!r}")
     last = value[-1]
     if last["role"] != "assistant":
         raise TaskError(

@@ -229,9 +229,7 @@ def backend_of(config: Config, policy: str) -> Any:
     return EmbeddedBackend(policy, resolved, config.learn, seed=config.run.seed)
 
 
-def start_version(
-    connection: Connection, store: Store, policy: str, run_id: str, model: str, num_versions: int
-) -> int:
+def start_version(connection: Connection, store: Store, policy: str, run_id: str, model: str, num_versions: int) -> int:
     """The number of the version that a new run starts from: names are never reused, whatever ran before.
 
     The `num_versions` that the run may make after it are set aside, so a run that starts while this one is stopped

@@ -143,9 +143,7 @@ def serve(
     that ends the server from any thread.
     """
     listener = listen(config.gateway.host, config.gateway.port)
-    gateway, keys = create_gateway(
-        config, store, recorder=recorder, admin_key=admin_key, runner_key=runner_key
-    )
+    gateway, keys = create_gateway(config, store, recorder=recorder, admin_key=admin_key, runner_key=runner_key)
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     listening = Listening(f"http://{shown}:{port}", keys.admin_key, keys.runner_key)

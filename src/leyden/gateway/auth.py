@@ -138,9 +138,7 @@ class Keys:
         if found is None:
             self._cache.pop(slot, None)
             return None
-        known = self._cache.get(
-            slot
-        )  # another call may have loaded it meanwhile; its book must stay the only one
+        known = self._cache.get(slot)  # another call may have loaded it meanwhile; its book must stay the only one
         if known is None or known.attempt.id != found[0].id:
             known = self._cache[slot] = self._same_attempt(found[0].id) or KnownAttempt(*found, changes)
             self._evict()

@@ -98,9 +98,7 @@ async def attempt_of(keys: Keys, caller: Caller, address: Address) -> KnownAttem
     assert known is not None
     if known.rollout.id != address.rollout_id:
         await keys.rollout_exists(address.rollout_id)
-    if known.rollout.id != address.rollout_id or (
-        caller.role == "attempt" and known.attempt.id != address.attempt_id
-    ):
+    if known.rollout.id != address.rollout_id or (caller.role == "attempt" and known.attempt.id != address.attempt_id):
         raise RequestRefused(
             f"this key belongs to another attempt than {address.attempt_id} of rollout {address.rollout_id}",
             status=403, kind="permission_error", hint="use the base URL and the key of the same environment",
@@ -145,20 +143,13 @@ async def choose(gateway: Gateway, book: Book, translated: Translated, flight: F
         await gateway.upstream.require(route, called.arrival.address.dialect, model)
         await book.number(gateway.reader, flight)
         used, rewrites = dict(translated.used), list(translated.rewrites)
-        if (
-            "seed" not in used
-            and rollout is not None
-            and used["temperature"] != 0
-            and called.known is not None
-        ):
+        if "seed" not in used and rollout is not None and used["temperature"] != 0 and called.known is not None:
             used["seed"] = seed_of(rollout.seed, called.known.attempt.number, flight.seq)
             rewrites.append("seed")
     except BaseException:
         gateway.hold.leave()
         raise
-    return Chosen(
-        translated=translated, flight=flight, route=route, model=model, used=used, rewrites=rewrites
-    )
+    return Chosen(translated=translated, flight=flight, route=route, model=model, used=used, rewrites=rewrites)
 
 
 async def send(gateway: Gateway, chosen: Chosen) -> Sent:
@@ -219,9 +210,7 @@ async def _write_intent(gateway: Gateway, chosen: Chosen) -> None:
         except Conflict:
             flight.occurrence += 1  # another gateway on this store has taken that occurrence
             intent = replace(intent, occurrence=flight.occurrence)
-    raise Conflict(
-        f"call {flight.call_id}: {MAX_CONFLICTS} occurrences of its request are taken; is the store shared?"
-    )
+    raise Conflict(f"call {flight.call_id}: {MAX_CONFLICTS} occurrences of its request are taken; is the store shared?")
 
 
 async def _ask(gateway: Gateway, chosen: Chosen, relay: Relay | None) -> Sent:
@@ -249,9 +238,7 @@ async def _ask(gateway: Gateway, chosen: Chosen, relay: Relay | None) -> Sent:
     return Sent(chosen=chosen, status="ok", http_status=200, answer=answer, first_byte_ms=first_byte_ms)
 
 
-async def _relay(
-    chosen: Chosen, relay: Relay, response: aiohttp.ClientResponse, first_byte_ms: float
-) -> Sent:
+async def _relay(chosen: Chosen, relay: Relay, response: aiohttp.ClientResponse, first_byte_ms: float) -> Sent:
     """Pass a stream on, up to the events that wait for the record."""
     flight, client = chosen.flight, chosen.translated.called.arrival.client
     headers = [EVENT_STREAM, (b"cache-control", b"no-cache"), *_headers(chosen)]
@@ -390,6 +377,4 @@ def _json_object(raw: bytes) -> Body:
 
 
 def _json_name(value: object) -> str:
-    return {list: "list", str: "string", bool: "boolean", int: "number", float: "number"}.get(
-        type(value), "null"
-    )
+    return {list: "list", str: "string", bool: "boolean", int: "number", float: "number"}.get(type(value), "null")

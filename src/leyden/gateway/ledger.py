@@ -32,9 +32,7 @@ SDK_BACKOFF_S, SDK_BACKOFF_MAX_S = 0.5, 8.0
 
 def digest_of(kind: str, body: Body) -> str:
     """Hash of a request: equal for equal JSON, whatever the order of keys or the white space."""
-    return blake2b(
-        kind.encode() + b"\0" + orjson.dumps(body, option=orjson.OPT_SORT_KEYS), digest_size=16
-    ).hexdigest()
+    return blake2b(kind.encode() + b"\0" + orjson.dumps(body, option=orjson.OPT_SORT_KEYS), digest_size=16).hexdigest()
 
 
 _CALL_IDS = new_id("call") + "_"

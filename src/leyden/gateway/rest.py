@@ -28,9 +28,7 @@ class Json(Response):
         return orjson.dumps(content)
 
 
-def endpoint(
-    gateway: Gateway, handler: Handler, *, admin: bool = True
-) -> Callable[[Request], Awaitable[Response]]:
+def endpoint(gateway: Gateway, handler: Handler, *, admin: bool = True) -> Callable[[Request], Awaitable[Response]]:
     """A Starlette endpoint: `admin` routes take the administrator's and the runner's key, others check
     themselves."""
 
@@ -48,9 +46,7 @@ def endpoint(
 def error_response(error: LeydenError) -> Response:
     """An error as JSON."""
     status = {NotFound: 404, Conflict: 409, RecordError: 422, HoldoutError: 422}.get(type(error))
-    refusal = (
-        as_refusal(error) if status is None else RequestRefused(str(error), status=status, kind=_kind(error))
-    )
+    refusal = as_refusal(error) if status is None else RequestRefused(str(error), status=status, kind=_kind(error))
     body: dict[str, Any] = {"type": refusal.kind, "message": str(refusal)}
     if refusal.field is not None:
         body["field"] = refusal.field
@@ -134,16 +130,12 @@ def number(request: Request, name: str, default: float, *, low: float, high: flo
     except ValueError:
         value = float("nan")
     if not low <= value <= high:
-        raise RequestRefused(
-            f"{name} is {text!r}; it must be from {low:g} to {high:g}", status=422, field=name
-        )
+        raise RequestRefused(f"{name} is {text!r}; it must be from {low:g} to {high:g}", status=422, field=name)
     return value
 
 
 def _kind(error: LeydenError) -> str:
-    return {"NotFound": "not_found", "Conflict": "conflict"}.get(
-        type(error).__name__, "invalid_request_error"
-    )
+    return {"NotFound": "not_found", "Conflict": "conflict"}.get(type(error).__name__, "invalid_request_error")
 
 
 __all__ = [

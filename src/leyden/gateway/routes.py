@@ -158,8 +158,7 @@ async def _models(gateway: Gateway, request: Request) -> Response:
     )  # fmt: skip
     await attempt_of(gateway.keys, caller, address)
     listed = [
-        {"id": alias, "object": "model", "created": 0, "owned_by": "leyden"}
-        for alias in await gateway.router.aliases()
+        {"id": alias, "object": "model", "created": 0, "owned_by": "leyden"} for alias in await gateway.router.aliases()
     ]
     return Json({"object": "list", "data": listed})
 
@@ -174,8 +173,6 @@ async def _unknown(gateway: Gateway, request: Request) -> Response:
         hint = "the base URL must end in /v1, once: use OPENAI_BASE_URL of the attempt's environment as it is"
     elif request.method == "POST" and path.rstrip("/").endswith(("/responses", "/messages", "/embeddings")):
         hint = "this API is not served yet; use chat/completions"
-    refusal = RequestRefused(
-        f"nothing answers {request.method} {path}", status=404, kind="not_found", hint=hint
-    )
+    refusal = RequestRefused(f"nothing answers {request.method} {path}", status=404, kind="not_found", hint=hint)
     note_refusal(gateway.recorder, caller.known, path, refusal)
     return error_response(refusal)

@@ -75,9 +75,7 @@ class Router:
                     status=404,
                     kind="model_not_found",
                     field="model",
-                    hint=f"known: {', '.join(known)}"
-                    if known
-                    else "no policy is configured and no model registered",
+                    hint=f"known: {', '.join(known)}" if known else "no policy is configured and no model registered",
                 )
         return policy
 
@@ -94,9 +92,7 @@ class Router:
                 f"policies.{alias}.engine is not set"
             )
         version = self._version(alias, rollout, engines)
-        engine = _sticky(
-            [e for e in engines if e.version == version] or engines, rollout.id if rollout else ""
-        )
+        engine = _sticky([e for e in engines if e.version == version] or engines, rollout.id if rollout else "")
         names = [f"{alias}@{version}", alias]
         if config is None:
             names.reverse()

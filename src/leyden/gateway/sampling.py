@@ -31,9 +31,7 @@ def effective_sampling(
 
 
 def _own_sampling(policy: PolicyConfig, rollout: Rollout | None) -> dict[str, Any]:
-    section: SamplingConfig = (
-        policy.eval if rollout is not None and rollout.mode == "val" else policy.sampling
-    )
+    section: SamplingConfig = policy.eval if rollout is not None and rollout.mode == "val" else policy.sampling
     own = {"temperature": section.temperature, "top_p": section.top_p, "max_tokens": section.max_tokens}
     if rollout is not None:
         own.update({key: value for key, value in rollout.sampling.items() if key in own})

@@ -78,9 +78,7 @@ class Upstream:
                 )
             except aiohttp.ClientConnectorError as error:
                 if not may_wait or time.monotonic() - began + pause_s > CONNECT_PATIENCE_S:
-                    raise EngineUnreachable(
-                        f"engine {route.endpoint} refuses connections: {error}"
-                    ) from error
+                    raise EngineUnreachable(f"engine {route.endpoint} refuses connections: {error}") from error
             except TimeoutError as error:
                 raise EngineError(f"engine {route.endpoint} did not answer within {left_s:.0f} s") from error
             except aiohttp.ClientError as error:

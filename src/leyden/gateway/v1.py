@@ -273,9 +273,7 @@ async def _get(gateway: Gateway, request: Request) -> Response:
     rollout, attempts = await aio.read(
         gateway.store, lambda c: (queue.get(c, rollout_id), queue.attempts(c, rollout_id))
     )
-    return Json(
-        {"rollout": rollout_json(rollout), "attempts": [shown_id(rollout_id, a.id) for a in attempts]}
-    )
+    return Json({"rollout": rollout_json(rollout), "attempts": [shown_id(rollout_id, a.id) for a in attempts]})
 
 
 async def _patch(gateway: Gateway, request: Request) -> Response:
@@ -342,9 +340,7 @@ async def _post_event(gateway: Gateway, request: Request) -> Response:
     })  # fmt: skip
 
 
-async def add_rewards(
-    gateway: Gateway, role: str, rollout_id: str, attempt_id: str, rewards: list[Reward]
-) -> None:
+async def add_rewards(gateway: Gateway, role: str, rollout_id: str, attempt_id: str, rewards: list[Reward]) -> None:
     """Record rewards. Raises RequestRefused (403) where an attempt may not reward itself."""
     if role == "attempt" and not gateway.config.rewards.from_agent:
         raise RequestRefused(
@@ -365,9 +361,7 @@ def _collect_events(reader: Reader, gateway: Gateway, rollout_id: str, triplet: 
     try:
         trace = reader.trace(rollout_id)
     except NotFound:
-        gateway.store.read(
-            lambda connection: queue.get(connection, rollout_id)
-        )  # NotFound again if it is unknown
+        gateway.store.read(lambda connection: queue.get(connection, rollout_id))  # NotFound again if it is unknown
         return []
     events = [call_event(call, triplet) for call in trace.calls if call.status != "open"]
     events += [

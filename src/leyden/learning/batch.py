@@ -162,9 +162,7 @@ def zero_credit_tokens(actions: Sequence[Action], credit_by_rollout: Mapping[str
     return sum(a.num_tokens for a in actions if a.drop is None and credit_by_rollout[a.rollout_id] == 0.0)
 
 
-def demo_batches(
-    demos: Sequence[tuple[Sequence[int], int]], batch_size: int, epochs: int, seed: int
-) -> list[Batch]:
+def demo_batches(demos: Sequence[tuple[Sequence[int], int]], batch_size: int, epochs: int, seed: int) -> list[Batch]:
     """Batches of demonstrations (ids, number of ids before what is imitated), `epochs` passes in new orders.
 
     Each demonstration is a rollout with credit 1 under `rollout_mean`; sampler log-probs are NaN. The last

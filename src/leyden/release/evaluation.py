@@ -92,17 +92,13 @@ def summarise(
     name = policy or config.learn.policy
     found = _only([_version(trace, name) for trace in traces], "policy versions")
     if version not in (None, found):
-        raise RecordError(
-            f"the traces are of {name}@{found}, not of {name}@{version}; read those of {version}"
-        )
+        raise RecordError(f"the traces are of {name}@{found}, not of {name}@{version}; read those of {version}")
     by_task: dict[str, list[Trace]] = {task.id: [] for task in tasks or ()}
     asked = {task.id: task for task in tasks or ()}
     for trace in traces:
         task = trace.rollout.task
         if tasks is not None and task.id not in asked:
-            raise RecordError(
-                f"rollout {trace.rollout.id!r} is of task {task.id!r}, which was not to be evaluated"
-            )
+            raise RecordError(f"rollout {trace.rollout.id!r} is of task {task.id!r}, which was not to be evaluated")
         if asked.setdefault(task.id, task) != task:
             raise RecordError(f"task id {task.id!r} stands for different tasks; give every task its own id")
         by_task.setdefault(task.id, []).append(trace)
@@ -156,9 +152,7 @@ def _percent(interval: stats.Interval) -> str:
 
 
 def _decimal(interval: stats.Interval) -> str:
-    return (
-        f"{interval.mean:.3f} ({interval.low:.3f} to {interval.high:.3f})" if interval.num_tasks else "none"
-    )
+    return f"{interval.mean:.3f} ({interval.low:.3f} to {interval.high:.3f})" if interval.num_tasks else "none"
 
 
 def _digest(text: str) -> str:

@@ -79,9 +79,7 @@ def compare(
         raise RecordError(
             "no task has a rollout that counts in both evaluations; look at their outcomes and run them again"
         )
-    single = metric == "success" and all(
-        ours.num_counted == theirs.num_counted == 1 for ours, theirs in pairs
-    )
+    single = metric == "success" and all(ours.num_counted == theirs.num_counted == 1 for ours, theirs in pairs)
     differences_N = [_mean(ours, metric) - _mean(theirs, metric) for ours, theirs in pairs]
     # Means of equal samples in another order differ by rounding, and that is no difference.
     differences_N = [0.0 if abs(value) < 1e-12 else value for value in differences_N]
@@ -91,9 +89,7 @@ def compare(
         p_value = stats.mcnemar_exact(num_won, num_lost)
     else:
         p_value = stats.sign_flip_permutation(differences_N, resamples=resamples, seed=seed)
-    interval = stats.paired_interval(
-        differences_N, level=level, resamples=resamples, seed=seed, binary=single
-    )
+    interval = stats.paired_interval(differences_N, level=level, resamples=resamples, seed=seed, binary=single)
     answer: Literal["better", "worse", "not separable"] = "not separable"
     if p_value < 1 - level and not interval.low <= 0 <= interval.high:
         answer = "better" if interval.mean > 0 else "worse"
@@ -140,9 +136,7 @@ def explain(verdict: Verdict) -> str:
         if verdict.answer == "not separable":
             sentence += f"; {_can_show(verdict, scale, unit, digits)}"
         if verdict.num_left_out:
-            sentence += (
-                f"; {_tasks(verdict.num_left_out)} left out because no rollout counted in one of the two"
-            )
+            sentence += f"; {_tasks(verdict.num_left_out)} left out because no rollout counted in one of the two"
     return sentence
 
 
@@ -210,10 +204,4 @@ def _tasks(count: int) -> str:
 
 
 def _p(value: float) -> str:
-    return (
-        f"{value:.2f}"
-        if value >= 0.1
-        else f"{value:.2g}"
-        if value >= 0.001
-        else f"{value:.0e}".replace("e-0", "e-")
-    )
+    return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}" if value >= 0.001 else f"{value:.0e}".replace("e-0", "e-")

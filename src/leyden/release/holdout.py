@@ -44,9 +44,7 @@ def guard(asked: Iterable[Task | Rollout], mode: Mode = "train") -> None:
 
 def fingerprint(tasks: Iterable[Task]) -> str:
     """Hash of what is asked and how it is checked: ids, splits, domains, inputs and answers, in any order."""
-    lines = sorted(
-        to_json([task.id, task.split, task.domain, dict(task.input), task.answer]) for task in tasks
-    )
+    lines = sorted(to_json([task.id, task.split, task.domain, dict(task.input), task.answer]) for task in tasks)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 

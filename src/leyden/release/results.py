@@ -175,13 +175,9 @@ class Evaluation:
             tree = json.loads(json.dumps(source) if isinstance(source, Mapping) else source)
             schema = tree.pop("schema", None)
         except (ValueError, AttributeError) as error:
-            raise RecordError(
-                f"an evaluation is not a JSON object: {error}; write it with to_json"
-            ) from error
+            raise RecordError(f"an evaluation is not a JSON object: {error}; write it with to_json") from error
         if schema != SCHEMA:
-            raise RecordError(
-                f"an evaluation has schema {schema!r}, this version reads {SCHEMA}; upgrade Leyden"
-            )
+            raise RecordError(f"an evaluation has schema {schema!r}, this version reads {SCHEMA}; upgrade Leyden")
         _check_fields(cls, tree)
         tasks = []
         for task in tree.pop("tasks"):
@@ -191,9 +187,7 @@ class Evaluation:
             tasks.append(TaskResult(**task))
         return cls(**tree, tasks=tuple(tasks))
 
-    def _interval(
-        self, tasks: Sequence[TaskResult], of: "Callable[[TaskResult], Sequence[float]]"
-    ) -> stats.Interval:
+    def _interval(self, tasks: Sequence[TaskResult], of: "Callable[[TaskResult], Sequence[float]]") -> stats.Interval:
         return stats.cluster_bootstrap(
             [of(task) for task in tasks], level=self.level, resamples=self.resamples, seed=self.seed
         )

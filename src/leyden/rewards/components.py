@@ -53,8 +53,7 @@ class Explanation:
     def text(self) -> str:
         """One line for people, for example `1.2 = correct 1 x 1 + safe 0.5 x 0.4`."""
         terms = [
-            f"{part.name} {part.clipped:g} x {part.weight:g}"
-            + ("" if part.open else f" (shut by {part.gate})")
+            f"{part.name} {part.clipped:g} x {part.weight:g}" + ("" if part.open else f" (shut by {part.gate})")
             for part in self.parts
         ]
         return f"{self.total:g} = " + " + ".join(terms)

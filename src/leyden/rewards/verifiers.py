@@ -58,9 +58,7 @@ def verifier_words(config: Config) -> list[str]:
         return ["command", *command.words]
     file = config.resolve(match["file"])
     if not file.is_file():
-        raise VerifierError(
-            f"rewards.verifier = {verifier!r}: no file {file}; paths are relative to the configuration"
-        )
+        raise VerifierError(f"rewards.verifier = {verifier!r}: no file {file}; paths are relative to the configuration")
     return ["callable", str(file), match["function"]]
 
 
@@ -129,9 +127,7 @@ class VerifierPool:
         request = {"task": task_dict(task), "trace": trace_dict(trace), "workspace": str(workspace)}
         line = json.dumps(request).encode() + b"\n"
         async with self._slots:
-            worker = (
-                self._idle.pop() if self._idle else await _Worker.start(self._name, self._words, self._env)
-            )
+            worker = self._idle.pop() if self._idle else await _Worker.start(self._name, self._words, self._env)
             self._busy.add(worker)
             healthy = False
             try:
@@ -177,10 +173,7 @@ def trace_dict(trace: Trace) -> dict[str, Any]:
         "outcome": trace.attempt.outcome,
         "exit_code": trace.attempt.exit_code,
         "stdout_tail": trace.attempt.stdout_tail,
-        "spans": [
-            {"name": span.name, "kind": span.kind, "attributes": dict(span.attributes)}
-            for span in trace.spans
-        ],
+        "spans": [{"name": span.name, "kind": span.kind, "attributes": dict(span.attributes)} for span in trace.spans],
     }
 
 

@@ -103,9 +103,7 @@ def _command(argv: list[str], request: dict[str, Any]) -> Any:
             process.kill()
         process.wait()
     if code != 0:
-        last = stderr.decode(errors="replace").strip().splitlines()[-1:] or [
-            "it wrote nothing to standard error"
-        ]
+        last = stderr.decode(errors="replace").strip().splitlines()[-1:] or ["it wrote nothing to standard error"]
         raise RuntimeError(f"it ended with exit code {code}: {last[0][:500]}")
     try:
         value = json.loads(stdout)
@@ -130,9 +128,7 @@ def _outputs(process: "subprocess.Popen[bytes]") -> tuple[bytes, bytes]:
                     ready.unregister(key.fileobj)
                 key.data.extend(data)
             if len(stdout) > MAX_OUTPUT_BYTES:
-                raise ValueError(
-                    f"it printed more than {MAX_OUTPUT_BYTES} bytes, which is not one JSON object"
-                )
+                raise ValueError(f"it printed more than {MAX_OUTPUT_BYTES} bytes, which is not one JSON object")
             del stderr[:-65536]
     return bytes(stdout), bytes(stderr)
 

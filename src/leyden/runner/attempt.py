@@ -270,9 +270,7 @@ class AttemptRunner:
         self._warn(slot, ending)
         if result.rewards:
             await asyncio.wrap_future(
-                self._recorder.rewards(
-                    slot.rollout.id, slot.attempt.id, result.rewards, version=self._reward_version
-                )
+                self._recorder.rewards(slot.rollout.id, slot.attempt.id, result.rewards, version=self._reward_version)
             )
         attempt = replace(
             slot.attempt,
@@ -319,11 +317,7 @@ class AttemptRunner:
             now, mine = time.time(), self._owns(conn, slot.rollout.id)
             if slot.attempt is not None:
                 outcome = Outcome.CANCELLED if mine else Outcome.INFRA_ERROR
-                detail = (
-                    "the runner was stopped"
-                    if mine
-                    else "this runner lost its lease; the result was discarded"
-                )
+                detail = "the runner was stopped" if mine else "this runner lost its lease; the result was discarded"
                 ended = replace(slot.attempt, ended_at=now, outcome=outcome, detail=detail)
                 # Whoever took the rollout over, deleted or cancelled it has ended the attempt already.
                 with contextlib.suppress(Conflict, NotFound):

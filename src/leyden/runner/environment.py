@@ -106,14 +106,10 @@ def _callable(value: str, folder: Path) -> tuple[Command, str]:
     if not file.endswith(".py") or not function.isidentifier():
         raise HarnessError(f"harness.callable = {value!r} is not of the form file.py:function")
     if not path.is_file():
-        raise HarnessError(
-            f"harness.callable = {value!r}: no file {path}; relative paths are read from {folder}"
-        )
+        raise HarnessError(f"harness.callable = {value!r}: no file {path}; relative paths are read from {folder}")
     words = parse_command("python", folder).words
     # -P: the folder of callable_main.py must not be on the path of the user's function.
-    command = Command(
-        template=value, words=(*words, "-P", str(CALLABLE_MAIN), str(path), function), shell=False
-    )
+    command = Command(template=value, words=(*words, "-P", str(CALLABLE_MAIN), str(path), function), shell=False)
     return command, str(path)
 
 

@@ -138,9 +138,7 @@ class Server:
 
     def _prctl(self, option: int, value: int) -> None:
         if sys.platform == "linux":
-            self._libc.prctl(
-                option, ctypes.c_ulong(value), ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0)
-            )
+            self._libc.prctl(option, ctypes.c_ulong(value), ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0))
 
     def _reply(self, message: dict[str, Any]) -> None:
         data = json.dumps(message).encode() + b"\n"
@@ -180,9 +178,7 @@ class Server:
         except OSError as error:
             for fd in (*fds, status_r, status_w):
                 os.close(fd)
-            self._reply(
-                {"event": "started", "id": request["id"], "error": f"cannot fork: {error}", "infra": True}
-            )
+            self._reply({"event": "started", "id": request["id"], "error": f"cannot fork: {error}", "infra": True})
             return False
         if pid == 0:
             os.close(status_r)
@@ -299,9 +295,7 @@ def run_file(request: dict[str, Any]) -> NoReturn:
     sys.argv = list(argv)
     path = argv[0]
     numpy_random = sys.modules.get("numpy.random")
-    if (
-        numpy_random is not None
-    ):  # the standard library's generator seeds itself after a fork, numpy's does not
+    if numpy_random is not None:  # the standard library's generator seeds itself after a fork, numpy's does not
         numpy_random.seed()
     module = types.ModuleType("__main__")
     module.__file__ = path
@@ -318,9 +312,7 @@ def run_file(request: dict[str, Any]) -> NoReturn:
         code = error.code
     except BaseException as error:  # noqa: BLE001 - this is the top of the harness's program
         assert error.__traceback__ is not None
-        below = (
-            error.__traceback__.tb_next
-        )  # without this function, which a plain Python does not show either
+        below = error.__traceback__.tb_next  # without this function, which a plain Python does not show either
         sys.excepthook(type(error), error.with_traceback(below), below)
         code = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else 1
     _exit(code, module, preloaded)

@@ -163,9 +163,7 @@ class Runner:
     async def _take(self, attempts: AttemptRunner, limit: int) -> int:
         leased = await aio.write(
             self._store,
-            lambda conn: queue.lease(
-                conn, self._store, self.owner, limit, self._lease_s, time.time(), self._run_id
-            ),
+            lambda conn: queue.lease(conn, self._store, self.owner, limit, self._lease_s, time.time(), self._run_id),
         )
         for rollout in leased:
             slot = Slot(rollout)

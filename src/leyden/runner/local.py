@@ -213,9 +213,7 @@ class _Server:
             raise
         if error:
             await server.stop()
-            raise HarnessError(
-                f"harness.preload = {preload}: {error}; mend or remove it" if preload else error
-            )
+            raise HarnessError(f"harness.preload = {preload}: {error}; mend or remove it" if preload else error)
         return server
 
     def expect(self, event: str, attempt: str) -> "asyncio.Future[dict[str, Any]]":

@@ -73,9 +73,7 @@ def policies(rewards: RewardsConfig) -> Mapping[Outcome, Policy]:
             table[Outcome(name)] = policy
         except ValueError:
             known = ", ".join(outcome.value for outcome in Outcome)
-            raise ConfigError(
-                f"rewards.on_failure.{name}: there is no such outcome; there are: {known}"
-            ) from None
+            raise ConfigError(f"rewards.on_failure.{name}: there is no such outcome; there are: {known}") from None
     return table
 
 
@@ -101,9 +99,7 @@ def judge(finished: Finished, trace: Trace, *, timeout_s: float, gateway_answers
         detail = f"no model call was captured: {cause} ({how})"
         return Ending(outcome=outcome, detail=detail, diagnosis=diagnosis, excluded=True)
     if outcome is Outcome.AGENT_ERROR and _is_overlong(trace):
-        return Ending(
-            outcome=Outcome.OVERLONG, detail=f"{how} after a prompt longer than the policy's context"
-        )
+        return Ending(outcome=Outcome.OVERLONG, detail=f"{how} after a prompt longer than the policy's context")
     return Ending(outcome=outcome, detail=how)
 
 

@@ -26,9 +26,7 @@ TERMINAL = (RolloutState.SUCCEEDED, RolloutState.FAILED)
 """States that are final."""
 
 
-def start_attempt(
-    conn: Connection, store: Store, rollout_id: str, owner: str, now: float
-) -> tuple[Attempt, str]:
+def start_attempt(conn: Connection, store: Store, rollout_id: str, owner: str, now: float) -> tuple[Attempt, str]:
     """A new attempt and its token. NotFound; Conflict if the rollout is over, leased by another owner, or has
     an attempt that has not ended.
     """
@@ -38,9 +36,7 @@ def start_attempt(
     if row.state in TERMINAL:
         raise Conflict(f"rollout {rollout_id!r} is {row.state}, so no attempt can start; queue a new rollout")
     if row.lease_owner is not None and row.lease_owner != owner:
-        raise Conflict(
-            f"rollout {rollout_id!r} is leased by {row.lease_owner!r}, not by {owner!r}; let go of it"
-        )
+        raise Conflict(f"rollout {rollout_id!r} is leased by {row.lease_owner!r}, not by {owner!r}; let go of it")
     still_open = conn.execute(
         select(table.c.number).where(table.c.rollout_id == rollout_id, table.c.ended_at.is_(None))
     ).first()
@@ -110,15 +106,11 @@ def end_attempt(conn: Connection, store: Store, attempt: Attempt) -> None:
         store.changed(conn, TOPIC)
         store.changed(conn, ATTEMPTS_TOPIC)
         return
-    outcome = conn.execute(
-        select(table.c.outcome).where(table.c.attempt_id == attempt.id)
-    ).scalar_one_or_none()
+    outcome = conn.execute(select(table.c.outcome).where(table.c.attempt_id == attempt.id)).scalar_one_or_none()
     if outcome is None:
         raise NotFound(f"there is no attempt {attempt.id!r}; its rollout may have been deleted")
     if outcome != attempt.outcome:
-        raise Conflict(
-            f"attempt {attempt.id!r} has ended as {outcome}; it cannot end as {attempt.outcome} too"
-        )
+        raise Conflict(f"attempt {attempt.id!r} has ended as {outcome}; it cannot end as {attempt.outcome} too")
 
 
 def end_open_attempts(

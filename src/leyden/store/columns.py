@@ -21,11 +21,7 @@ def dump(value: object, what: str) -> str:
     try:
         text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
         # Half a surrogate pair (a text cut inside a character) is JSON only when it is escaped.
-        return (
-            text
-            if is_text(text)
-            else json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
-        )
+        return text if is_text(text) else json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError) as error:
         raise RecordError(
             f"{what} cannot be stored as JSON ({error}); use text keys, texts, finite numbers, lists"

@@ -103,15 +103,11 @@ class StoredEvaluation:
     """Seconds since the epoch."""
 
 
-def add_policy_version(
-    conn: Connection, store: Store, version: PolicyVersion, *, stage: str | None = None
-) -> None:
+def add_policy_version(conn: Connection, store: Store, version: PolicyVersion, *, stage: str | None = None) -> None:
     """Register a version. Conflict if its number was ever used for this policy: names are never reused."""
     where = and_(policies.c.policy == version.policy, policies.c.version == version.version)
     if conn.execute(select(policies.c.version).where(where)).first() is not None:
-        raise Conflict(
-            f"policy version {version.name} exists already, and none is ever reused; take the next number"
-        )
+        raise Conflict(f"policy version {version.name} exists already, and none is ever reused; take the next number")
     conn.execute(
         insert(policies).values(
             policy=version.policy,
@@ -155,9 +151,7 @@ def set_serving(conn: Connection, store: Store, policy: str, version: int) -> No
         return
     conn.execute(update(policies).where(policies.c.policy == policy).values(serving=False))
     chosen = conn.execute(
-        update(policies)
-        .where(policies.c.policy == policy, policies.c.version == version)
-        .values(serving=True)
+        update(policies).where(policies.c.policy == policy, policies.c.version == version).values(serving=True)
     )
     if chosen.rowcount == 0:
         raise NotFound(f"there is no policy version {policy}@{version}; register it before it can serve")
@@ -166,9 +160,7 @@ def set_serving(conn: Connection, store: Store, policy: str, version: int) -> No
 
 def serving(conn: Connection, policy: str) -> PolicyVersion | None:
     """The version of `policy` that serves, None if none was chosen."""
-    row = conn.execute(
-        select(policies).where(policies.c.policy == policy, policies.c.serving.is_(True))
-    ).one_or_none()
+    row = conn.execute(select(policies).where(policies.c.policy == policy, policies.c.serving.is_(True))).one_or_none()
     return None if row is None else _version_of(row)
 
 
@@ -227,10 +219,7 @@ def add_run(
 
 def set_run_state(conn: Connection, store: Store, run_id: str, state: str) -> None:
     """Say where a run is. NotFound."""
-    if (
-        conn.execute(update(runs_table).where(runs_table.c.run_id == run_id).values(state=state)).rowcount
-        == 0
-    ):
+    if conn.execute(update(runs_table).where(runs_table.c.run_id == run_id).values(state=state)).rowcount == 0:
         raise NotFound(f"there is no run {run_id!r}")
     store.changed(conn, RUNS_TOPIC)
 
@@ -313,18 +302,14 @@ def add_evaluation(
     store.changed(conn, RUNS_TOPIC)
 
 
-def evaluations(
-    conn: Connection, run_id: str | None = None, fingerprint: str | None = None
-) -> list[StoredEvaluation]:
+def evaluations(conn: Connection, run_id: str | None = None, fingerprint: str | None = None) -> list[StoredEvaluation]:
     """Evaluations, oldest first; of one run or of one set of tasks if they are named."""
     query = select(evaluations_table).order_by(evaluations_table.c.created_at)
     if run_id is not None:
         query = query.where(evaluations_table.c.run_id == run_id)
     if fingerprint is not None:
         query = query.where(evaluations_table.c.fingerprint == fingerprint)
-    return [
-        StoredEvaluation(**{**row._mapping, "result": json.loads(row.result)}) for row in conn.execute(query)
-    ]
+    return [StoredEvaluation(**{**row._mapping, "result": json.loads(row.result)}) for row in conn.execute(query)]
 
 
 def get_control(conn: Connection, key: str) -> Any:

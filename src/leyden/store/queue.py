@@ -152,9 +152,7 @@ def lease(
     return get_many(conn, [row.rollout_id for row in rows])
 
 
-def heartbeat(
-    conn: Connection, owner: str, rollout_ids: Sequence[str], lease_s: float, now: float
-) -> set[str]:
+def heartbeat(conn: Connection, owner: str, rollout_ids: Sequence[str], lease_s: float, now: float) -> set[str]:
     """Extend the leases of `owner`; the ids that it still owns. Whoever is missing in the answer was lost or
     is over."""
     owned: set[str] = set()
@@ -260,9 +258,7 @@ def patch_status(
         "last_attempt_id": last_attempt_id,
         "error_message": error_message,
     }
-    values = {
-        name: value for name, value in asked.items() if value is not None and value != getattr(row, name)
-    }
+    values = {name: value for name, value in asked.items() if value is not None and value != getattr(row, name)}
     if not values:
         return rollout_of(row)
     if row.state in TERMINAL:
@@ -351,9 +347,7 @@ def _check_transition(row: Any, state: RolloutState) -> None:
     now = RolloutState(row.state)
     if state not in ROLLOUT_TRANSITIONS[now]:
         allowed = ", ".join(sorted(ROLLOUT_TRANSITIONS[now])) or "nothing, it is final"
-        raise Conflict(
-            f"rollout {row.rollout_id!r} is {now.value} and cannot become {state.value}; allowed: {allowed}"
-        )
+        raise Conflict(f"rollout {row.rollout_id!r} is {now.value} and cannot become {state.value}; allowed: {allowed}")
 
 
 def _adopt_attempt(conn: Connection, row: Any, attempt_id: str, now: float) -> dict[str, Any]:

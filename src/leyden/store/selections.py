@@ -21,9 +21,7 @@ def get_many(conn: Connection, ids: Sequence[str]) -> list[Rollout]:
     known = existing(conn, ids)
     missing = [rollout_id for rollout_id in ids if rollout_id not in known]
     if missing:
-        raise NotFound(
-            f"{len(missing)} of {len(ids)} rollouts are not in the store, for example {missing[:3]}"
-        )
+        raise NotFound(f"{len(missing)} of {len(ids)} rollouts are not in the store, for example {missing[:3]}")
     return [known[rollout_id] for rollout_id in ids]
 
 
@@ -43,9 +41,7 @@ def select_by_step(conn: Connection, run_id: str, step: int) -> list[Rollout]:
     return _rollouts(conn, query.order_by(table.c.created_seq))
 
 
-def count_by_state(
-    conn: Connection, run_id: str | None = None, step: int | None = None
-) -> dict[RolloutState, int]:
+def count_by_state(conn: Connection, run_id: str | None = None, step: int | None = None) -> dict[RolloutState, int]:
     """Number of rollouts in every state, zeros included."""
     query = select(table.c.state, func.count()).group_by(table.c.state)
     if run_id is not None:
@@ -57,15 +53,11 @@ def count_by_state(
     return counts
 
 
-def terminal(
-    conn: Connection, after: int, limit: int, run_id: str | None = None
-) -> tuple[list[Rollout], int, int]:
+def terminal(conn: Connection, after: int, limit: int, run_id: str | None = None) -> tuple[list[Rollout], int, int]:
     """Rollouts that ended after cursor `after`, in order of their end; the next cursor; how many have ended
     in all."""
     mine = table.c.finished_seq.is_not(None) if run_id is None else table.c.run_id == run_id
-    query = (
-        select(table).where(table.c.finished_seq > after, mine).order_by(table.c.finished_seq).limit(limit)
-    )
+    query = select(table).where(table.c.finished_seq > after, mine).order_by(table.c.finished_seq).limit(limit)
     found = _rollouts(conn, query)
     total = conn.execute(
         select(func.count()).select_from(table).where(mine, table.c.finished_seq.is_not(None))

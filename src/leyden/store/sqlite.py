@@ -130,9 +130,7 @@ class SqliteStore:
     def append_all(self, parts: Sequence[tuple[Table, Sequence[Row]]]) -> "Future[None]":
         """See `Store.append_all`."""
         future: Future[None] = Future()
-        self._submit(
-            _Append([(_INSERTS[table], _INSERTS[table].tuples(rows)) for table, rows in parts], future)
-        )
+        self._submit(_Append([(_INSERTS[table], _INSERTS[table].tuples(rows)) for table, rows in parts], future))
         return future
 
     def write(self, job: Callable[[Connection], T]) -> "Future[T]":
@@ -180,9 +178,7 @@ class SqliteStore:
             return
         self._writer.join(CLOSE_TIMEOUT_S)
         if self._writer.is_alive():
-            raise StoreUnusable(
-                f"store {self.path} still writes after {CLOSE_TIMEOUT_S:g} s; see why its disk is slow"
-            )
+            raise StoreUnusable(f"store {self.path} still writes after {CLOSE_TIMEOUT_S:g} s; see why its disk is slow")
         if first:
             self._hub.close(timeout_s=self._busy_timeout_s)
             self._readers.dispose()
@@ -211,9 +207,7 @@ class SqliteStore:
         if self._closed:
             raise StoreUnusable(f"store {self.path} was closed; open it again")
         if self._pid != os.getpid():
-            raise StoreUnusable(
-                f"store {self.path} was opened before this process was forked; open it in this process"
-            )
+            raise StoreUnusable(f"store {self.path} was opened before this process was forked; open it in this process")
 
     def _submit(self, work: _Work) -> None:
         # What was handed in is done even if nobody waits for it any more, so it cannot be cancelled.
@@ -336,11 +330,7 @@ class SqliteStore:
 def _path_of(url: str) -> Path:
     parsed = make_url(url)
     if parsed.query or parsed.host or parsed.drivername not in ("sqlite", "sqlite+pysqlite"):
-        raise ConfigError(
-            f"store.url {url!r} has parts that are not understood; write sqlite:///path/to/file.db"
-        )
+        raise ConfigError(f"store.url {url!r} has parts that are not understood; write sqlite:///path/to/file.db")
     if not parsed.database or parsed.database == ":memory:":
-        raise ConfigError(
-            f"store.url {url!r} is in memory, where no other process sees it; write sqlite:///leyden.db"
-        )
+        raise ConfigError(f"store.url {url!r} is in memory, where no other process sees it; write sqlite:///leyden.db")
     return Path(parsed.database).absolute()

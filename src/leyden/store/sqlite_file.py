@@ -87,17 +87,11 @@ def explain(error: BaseException, path: Path, busy_timeout_s: float) -> BaseExce
         return error
     reason = str(error.orig if isinstance(error, DBAPIError) else error)
     if name in ("SQLITE_CONSTRAINT_PRIMARYKEY", "SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_ROWID"):
-        return Conflict(
-            f"a row with this key exists already in {path}: {reason}; use another id or read that row"
-        )
+        return Conflict(f"a row with this key exists already in {path}: {reason}; use another id or read that row")
     if name == "SQLITE_CONSTRAINT_FOREIGNKEY":
-        return NotFound(
-            f"a row refers to one that is not in {path}: {reason}; record the row it belongs to first"
-        )
+        return NotFound(f"a row refers to one that is not in {path}: {reason}; record the row it belongs to first")
     if name.startswith("SQLITE_CONSTRAINT"):
-        return RecordError(
-            f"a row does not fit its table in {path}: {reason}; give every column that may not be null"
-        )
+        return RecordError(f"a row does not fit its table in {path}: {reason}; give every column that may not be null")
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
         return StoreUnusable(
             f"store {path} was locked by another process for more than {busy_timeout_s:g} s ({reason}); "
@@ -118,9 +112,7 @@ def explain(error: BaseException, path: Path, busy_timeout_s: float) -> BaseExce
             f"{path} is not a store, or it is damaged ({reason}); choose another store.url, or restore it"
         )
     if name.startswith("SQLITE_IOERR"):
-        return StoreUnusable(
-            f"the disk of store {path} failed ({reason}); check the disk, then open it again"
-        )
+        return StoreUnusable(f"the disk of store {path} failed ({reason}); check the disk, then open it again")
     return StoreError(f"store {path}: {reason} ({name})")
 
 
@@ -134,26 +126,18 @@ def _name(error: BaseException) -> str | None:
 
 def _check_place(path: Path, create: bool) -> None:
     if path.is_dir():
-        raise StoreUnusable(
-            f"{path} is a folder; store.url must name a file in it, for example {path / 'leyden.db'}"
-        )
+        raise StoreUnusable(f"{path} is a folder; store.url must name a file in it, for example {path / 'leyden.db'}")
     if not path.parent.is_dir():
         raise StoreUnusable(f"there is no folder {path.parent} for the store {path.name}; create it first")
     if not path.exists():
         if not create:
             raise StoreUnusable(f"there is no store {path}; check store.url, or record something first")
         if not os.access(path.parent, os.W_OK | os.X_OK):
-            raise StoreUnusable(
-                f"no store can be made in {path.parent}: make the folder writable for this user"
-            )
+            raise StoreUnusable(f"no store can be made in {path.parent}: make the folder writable for this user")
     elif not os.access(path, os.R_OK | os.W_OK):
-        raise StoreUnusable(
-            f"store {path} is read-only for this user; make it writable, or choose another store.url"
-        )
+        raise StoreUnusable(f"store {path} is read-only for this user; make it writable, or choose another store.url")
     elif not os.access(path.parent, os.W_OK | os.X_OK):
-        raise StoreUnusable(
-            f"the folder {path.parent} is read-only, and SQLite writes a log into it; make it writable"
-        )
+        raise StoreUnusable(f"the folder {path.parent} is read-only, and SQLite writes a log into it; make it writable")
 
 
 def _version(connection: sqlite3.Connection, path: Path) -> str | None:
@@ -162,9 +146,7 @@ def _version(connection: sqlite3.Connection, path: Path) -> str | None:
     if not tables:
         return None
     rows = (
-        connection.execute("SELECT version_num FROM alembic_version").fetchall()
-        if "alembic_version" in tables
-        else []
+        connection.execute("SELECT version_num FROM alembic_version").fetchall() if "alembic_version" in tables else []
     )
     version = rows[0][0] if len(rows) == 1 else None
     if version is None or not re.fullmatch(r"\d{4}", str(version)):
@@ -194,9 +176,7 @@ def _use_wal(connection: sqlite3.Connection, busy_timeout_s: float) -> None:
             if not (_name(error) or "").startswith("SQLITE_BUSY") or time.monotonic() > deadline:
                 raise
         else:
-            raise StoreUnusable(
-                f"the file system of the store has no write-ahead log (mode {mode}); use a local disk"
-            )
+            raise StoreUnusable(f"the file system of the store has no write-ahead log (mode {mode}); use a local disk")
         time.sleep(0.01)
 
 
@@ -213,9 +193,7 @@ def _migrate(path: Path, busy_timeout_s: float) -> None:
         version = _version(raw, path)
         if version is None or version < SCHEMA_VERSION:
             config = Config()
-            config.set_main_option(
-                "script_location", str(Path(__file__).parent / "migrations").replace("%", "%%")
-            )
+            config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
         connection.commit()

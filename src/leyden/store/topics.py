@@ -19,9 +19,7 @@ POLL_S = 0.005
 class TopicHub:
     """Counts of topics and the futures that wait for them. Owns one connection of its own."""
 
-    def __init__(
-        self, connection: sqlite3.Connection, explain: Callable[[BaseException], BaseException]
-    ) -> None:
+    def __init__(self, connection: sqlite3.Connection, explain: Callable[[BaseException], BaseException]) -> None:
         self._connection = connection
         self._explain = explain
         self._reading = threading.Lock()
@@ -39,9 +37,7 @@ class TopicHub:
         future: Future[int] = Future()
         with self._state:
             if self._closed:
-                future.set_exception(
-                    StoreUnusable(f"the store was closed; nobody can wait for {topic!r} any more")
-                )
+                future.set_exception(StoreUnusable(f"the store was closed; nobody can wait for {topic!r} any more"))
                 return future
             self._waiting.setdefault(topic, {})[future] = after
             if self._thread is None:
@@ -75,9 +71,7 @@ class TopicHub:
             self._state.notify_all()
         for future, topic in left.items():
             if future.set_running_or_notify_cancel():
-                future.set_exception(
-                    StoreUnusable(f"the store was closed while somebody waited for {topic!r}")
-                )
+                future.set_exception(StoreUnusable(f"the store was closed while somebody waited for {topic!r}"))
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
         with self._reading:
@@ -88,9 +82,7 @@ class TopicHub:
         try:
             with self._reading:
                 for topic in topics:
-                    row = self._connection.execute(
-                        "SELECT changes FROM topics WHERE topic = ?", (topic,)
-                    ).fetchone()
+                    row = self._connection.execute("SELECT changes FROM topics WHERE topic = ?", (topic,)).fetchone()
                     counts[topic] = row[0] if row else 0
         except sqlite3.Error as error:
             if self._closed:

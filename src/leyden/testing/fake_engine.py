@@ -203,9 +203,7 @@ class _Connection(asyncio.Protocol):
         )
         events = [b"data: " + _dumps(chunk) + b"\n\n" for chunk in self._make(body).chunks()]
         if faults.error_in_stream:
-            events[1:] = [
-                b'data: {"error": {"message": "scripted error", "type": "scripted", "code": 500}}\n\n'
-            ]
+            events[1:] = [b'data: {"error": {"message": "scripted error", "type": "scripted", "code": 500}}\n\n']
         if not faults.no_done:
             events.append(b"data: [DONE]\n\n")
         left = faults.cut_after_bytes
@@ -251,9 +249,7 @@ def main(arguments: list[str] | None = None, on_ready: Callable[[str], None] | N
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--model", action="append", default=[], help="what /v1/models lists")
     parser.add_argument("--text", default="ok", help="what it says")
-    parser.add_argument(
-        "--tokens", type=int, default=None, help="number of completion tokens, instead of the text's"
-    )
+    parser.add_argument("--tokens", type=int, default=None, help="number of completion tokens, instead of the text's")
     parser.add_argument("--canned", action="store_true", help="give every unstreamed request the same bytes")
     parser.add_argument("--delay-s", type=float, default=0.0)
     parser.add_argument("--chunk-delay-s", type=float, default=0.0)

@@ -43,9 +43,7 @@ def running_gateway(
     thread = threading.Thread(target=run, name="gateway", daemon=True)
     thread.start()
     if not ready.wait(START_TIMEOUT_S) or not listening:
-        raise (
-            failures[0] if failures else TimeoutError(f"the gateway did not start within {START_TIMEOUT_S} s")
-        )
+        raise (failures[0] if failures else TimeoutError(f"the gateway did not start within {START_TIMEOUT_S} s"))
     try:
         yield listening[0]
     finally:

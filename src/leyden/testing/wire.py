@@ -15,9 +15,7 @@ Body = dict[str, Any]
 class Answer:
     """One answer: `whole()` for an unstreamed request, `chunks()` for a stream."""
 
-    def __init__(
-        self, body: Mapping[str, Any], replies: Sequence[Reply], faults: Faults, serial: int
-    ) -> None:
+    def __init__(self, body: Mapping[str, Any], replies: Sequence[Reply], faults: Faults, serial: int) -> None:
         self._body = body
         self._faults = faults
         self._chat = "messages" in body

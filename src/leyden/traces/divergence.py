@@ -75,9 +75,7 @@ def divergence(
     position = int(differs[0])
     kind = Kind.UNKNOWN
     # Text before the difference is common, so comparing the rest is enough, and linear.
-    if decode is not None and _same_text(
-        decode(earlier[position:].tolist()), decode(later[position:].tolist())
-    ):
+    if decode is not None and _same_text(decode(earlier[position:].tolist()), decode(later[position:].tolist())):
         kind = Kind.RETOKENIZED
     elif earlier_messages and later_messages:
         kind = _by_messages(earlier_messages, later_messages)
@@ -149,9 +147,7 @@ def _between(earlier: Call, later: Call, common: int, decode: Decode | None) -> 
         later_messages=_messages(later),
         decode=decode,
     )
-    return Divergence(
-        kind=result.kind, position=result.position, earlier_call=earlier.id, later_call=later.id
-    )
+    return Divergence(kind=result.kind, position=result.position, earlier_call=earlier.id, later_call=later.id)
 
 
 def _messages(call: Call) -> list[Message]:

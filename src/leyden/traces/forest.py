@@ -81,9 +81,7 @@ def _flatten(sequences: Sequence[IntArray]) -> tuple[IntArray, NDArray[np.int64]
     starts = np.zeros(len(rows) + 1, np.int64)
     for i, row in enumerate(rows):
         if row.ndim != 1 or row.size == 0:
-            raise RecordError(
-                f"sequence {i} has shape {row.shape}; a forest takes arrays of one dimension, not empty"
-            )
+            raise RecordError(f"sequence {i} has shape {row.shape}; a forest takes arrays of one dimension, not empty")
         if row.dtype.kind not in "iu":
             raise RecordError(f"sequence {i} has type {row.dtype}; token ids are integers")
         starts[i + 1] = row.size

@@ -104,9 +104,7 @@ class Prefixes:
         with self._lock:
             known = self._touch(attempt_id)
             extended = [
-                b
-                for b in known.bodies
-                if b.messages == body.messages[: len(b.messages)] and b.fields == body.fields
+                b for b in known.bodies if b.messages == body.messages[: len(b.messages)] and b.fields == body.fields
             ]
             _replace(known.bodies, extended, body)
 

@@ -69,15 +69,11 @@ class Reader:
         """One call. NotFound."""
 
         def query(connection: Connection) -> Call:
-            row = connection.execute(
-                select(calls.c.attempt_id).where(calls.c.call_id == call_id)
-            ).one_or_none()
+            row = connection.execute(select(calls.c.attempt_id).where(calls.c.call_id == call_id)).one_or_none()
             if row is None:
                 raise NotFound(f"there is no call {call_id!r}")
             # A call is a difference to others of its attempt; live calls stand alone.
-            where = (
-                calls.c.call_id == call_id if row.attempt_id is None else calls.c.attempt_id == row.attempt_id
-            )
+            where = calls.c.call_id == call_id if row.attempt_id is None else calls.c.attempt_id == row.attempt_id
             return next(call for call in _calls(connection, where) if call.id == call_id)
 
         return self._store.read(query)
@@ -95,9 +91,7 @@ class Reader:
             ).scalar_one_or_none()
             if found is None:
                 return None
-            return next(
-                call for call in _calls(connection, calls.c.attempt_id == attempt_id) if call.id == found
-            )
+            return next(call for call in _calls(connection, calls.c.attempt_id == attempt_id) if call.id == found)
 
         return self._store.read(query)
 
@@ -126,9 +120,7 @@ def _traces(conn: Connection, rollout_ids: Sequence[str]) -> list[Trace]:
     for piece in chunks(ids):
         for call in _calls(conn, calls.c.attempt_id.in_(piece)):
             calls_of[call.attempt_id].append(call)
-        query = (
-            select(spans).where(spans.c.attempt_id.in_(piece)).order_by(spans.c.started_at, spans.c.span_id)
-        )
+        query = select(spans).where(spans.c.attempt_id.in_(piece)).order_by(spans.c.started_at, spans.c.span_id)
         for row in conn.execute(query):
             spans_of[row.attempt_id].append(span_of(row))
         query = select(rewards).where(rewards.c.attempt_id.in_(piece))
@@ -175,13 +167,9 @@ def _calls(conn: Connection, where: Any) -> list[Call]:
     """Calls of whole attempts (or single live calls) that `where` selects, in order of arrival."""
     rows = {row.call_id: row for row in conn.execute(select(calls).where(where))}
     mine = select(calls.c.call_id).where(where)
-    ends = {
-        row.call_id: row for row in conn.execute(select(completions).where(completions.c.call_id.in_(mine)))
-    }
+    ends = {row.call_id: row for row in conn.execute(select(completions).where(completions.c.call_id.in_(mine)))}
     sampled: dict[str, list[Choice]] = defaultdict(list)
-    query = (
-        select(choices).where(choices.c.call_id.in_(mine)).order_by(choices.c.call_id, choices.c.choice_index)
-    )
+    query = select(choices).where(choices.c.call_id.in_(mine)).order_by(choices.c.call_id, choices.c.choice_index)
     for row in conn.execute(query):
         sampled[row.call_id].append(choice_of(row))
     requests: dict[str, Mapping[str, Any]] = {}
@@ -204,9 +192,7 @@ def _calls(conn: Connection, where: Any) -> list[Call]:
         return np.concatenate([seen[: end.shared_tokens], tail])
 
     _resolve(ends, lambda call_id: ends[call_id].prompt_parent, prompt_of, prompts)
-    order = sorted(
-        rows.values(), key=lambda row: (row.attempt_id or "", row.seq, row.started_at, row.call_id)
-    )
+    order = sorted(rows.values(), key=lambda row: (row.attempt_id or "", row.seq, row.started_at, row.call_id))
     return [
         _call(
             row,
@@ -235,9 +221,7 @@ def _resolve(
                 chain.append(call_id)
                 call_id = parent_of(call_id)
         except KeyError as error:
-            raise StoreError(
-                f"call {chain[-2]} is stored as a difference to call {error}, which is gone"
-            ) from None
+            raise StoreError(f"call {chain[-2]} is stored as a difference to call {error}, which is gone") from None
         for call_id in reversed(chain):
             parent = parent_of(call_id)
             built[call_id] = build(call_id, None if parent is None else built[parent])

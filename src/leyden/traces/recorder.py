@@ -116,9 +116,7 @@ class Recorder:
     def span(self, span: Span) -> "Future[None]":
         """Record anything that is no call. In the future: Conflict for an id that exists."""
         attributes, _ = self._cleaned(span.attributes, "spans" in self._allowed(span.rollout_id))
-        return self._store.append(
-            schema.spans, [span_row(replace(span, name=self._text(span.name, True)), attributes)]
-        )
+        return self._store.append(schema.spans, [span_row(replace(span, name=self._text(span.name, True)), attributes)])
 
     def rewards(
         self, rollout_id: str, attempt_id: str, rewards: Sequence[Reward], *, version: str = ""

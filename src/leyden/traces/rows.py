@@ -40,9 +40,7 @@ def pack_json(value: object, what: str) -> bytes:
         try:
             text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
         except (TypeError, ValueError) as error:
-            raise RecordError(
-                f"{what} cannot be stored as JSON ({error}); use text keys and JSON values"
-            ) from error
+            raise RecordError(f"{what} cannot be stored as JSON ({error}); use text keys and JSON values") from error
         return _EXACT + _compressed(text.encode("ascii"))
 
 
@@ -66,14 +64,10 @@ def pack_ids(ids: IntArray) -> bytes:
     if array.dtype == _INT32 and array.ndim == 1:
         return array.tobytes()
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise RecordError(
-            f"token ids have shape {array.shape} and type {array.dtype}; give one row of whole numbers"
-        )
+        raise RecordError(f"token ids have shape {array.shape} and type {array.dtype}; give one row of whole numbers")
     narrow = array.astype(_INT32)
     if not np.array_equal(narrow, array):
-        raise RecordError(
-            f"token ids go up to {array.max()}, beyond 32 bits; such a vocabulary is not supported"
-        )
+        raise RecordError(f"token ids go up to {array.max()}, beyond 32 bits; such a vocabulary is not supported")
     return narrow.tobytes()
 
 
@@ -100,9 +94,7 @@ def _text(value: Mapping[str, Any] | Sequence[str], what: str) -> str:
         return dump(dict(value) if isinstance(value, Mapping) else list(value), what)
 
 
-def call_row(
-    intent: CallIntent, request: object, request_parent: str | None, shared_messages: int
-) -> dict[str, Any]:
+def call_row(intent: CallIntent, request: object, request_parent: str | None, shared_messages: int) -> dict[str, Any]:
     """The row of an intent whose request is stored as `request` plus what it shares with `request_parent`."""
     return {
         "call_id": intent.call_id,
@@ -128,9 +120,7 @@ def call_row(
     }
 
 
-def completion_row(
-    completion: CallCompletion, prompt_parent: str | None, shared_tokens: int
-) -> dict[str, Any]:
+def completion_row(completion: CallCompletion, prompt_parent: str | None, shared_tokens: int) -> dict[str, Any]:
     """The row of a completion whose prompt begins with `shared_tokens` of `prompt_parent`."""
     return {
         "call_id": completion.call_id,
@@ -213,9 +203,7 @@ def span_of(row: Row[Any]) -> Span:
 
 def reward_of(row: Row[Any]) -> Reward:
     """A row of `rewards` as a record."""
-    return Reward(
-        name=row.name, value=row.value, source=row.source, call_id=row.call_id, created_at=row.created_at
-    )
+    return Reward(name=row.name, value=row.value, source=row.source, call_id=row.call_id, created_at=row.created_at)
 
 
 def _refuse_nan(value: Any, where: str) -> None:

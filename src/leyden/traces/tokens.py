@@ -71,9 +71,7 @@ class Tokens:
     """None: may be trained on."""
 
 
-def checked(
-    prompt_ids: list[int] | None, choices: Sequence[RawChoice], usage: Mapping[str, Any] | None
-) -> Tokens:
+def checked(prompt_ids: list[int] | None, choices: Sequence[RawChoice], usage: Mapping[str, Any] | None) -> Tokens:
     """The tokens of a call, accepted or refused by name. Never raises for what an engine may answer.
 
     Without ids (missing, or not token ids) all arrays are empty and the provenance is `retokenized`.

@@ -36,9 +36,7 @@ def test_python_is_the_interpreter_and_a_file_becomes_absolute(tmp_path: Path) -
 
 def test_a_field_is_one_word_whatever_it_contains(tmp_path: Path) -> None:
     nasty = "a b; $(rm -rf x) 'q' \"r\" \\ \n"
-    assert words("echo {input.q} x{input.a.b}y '{input.q}'", tmp_path, q=nasty, a={"b": [1, "\u00fc"]})[
-        1:
-    ] == [
+    assert words("echo {input.q} x{input.a.b}y '{input.q}'", tmp_path, q=nasty, a={"b": [1, "\u00fc"]})[1:] == [
         nasty,
         'x[1, "\u00fc"]y',
         nasty,

@@ -14,9 +14,7 @@ from leyden.base.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[3]
 TOMLS = [
-    path
-    for folder in ("examples", "src", "benchmarks", "tests")
-    for path in sorted((ROOT / folder).rglob("*.toml"))
+    path for folder in ("examples", "src", "benchmarks", "tests") for path in sorted((ROOT / folder).rglob("*.toml"))
 ]
 
 
@@ -60,9 +58,7 @@ def test_an_empty_configuration_is_all_defaults(tmp_path: Path) -> None:
         ("base_dir = '/'", "unknown key 'base_dir'"),
     ],
 )
-def test_an_unknown_key_is_refused_and_the_nearest_known_one_named(
-    tmp_path: Path, text: str, said: str
-) -> None:
+def test_an_unknown_key_is_refused_and_the_nearest_known_one_named(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(ConfigError) as refused:
         read(tmp_path, text)
     assert said in str(refused.value)
@@ -85,9 +81,7 @@ def test_an_unknown_key_is_refused_and_the_nearest_known_one_named(
         ("policies = { main = 3 }", "policies.main", "3"),
     ],
 )
-def test_a_wrong_value_is_refused_with_its_key_and_itself(
-    tmp_path: Path, text: str, key: str, value: str
-) -> None:
+def test_a_wrong_value_is_refused_with_its_key_and_itself(tmp_path: Path, text: str, key: str, value: str) -> None:
     with pytest.raises(ConfigError) as refused:
         read(tmp_path, text)
     assert f"{key}" in str(refused.value) and value in str(refused.value)
@@ -134,9 +128,7 @@ def test_overrides_reach_tables_that_the_file_does_not_have_and_the_last_one_win
     assert loaded.sft is not None and loaded.sft.epochs == 3
 
 
-@pytest.mark.parametrize(
-    "override", ["learn.steps", "=3", "learn..steps=3", "learn.steps.x=3", "learn.setps=3"]
-)
+@pytest.mark.parametrize("override", ["learn.steps", "=3", "learn..steps=3", "learn.steps.x=3", "learn.setps=3"])
 def test_an_override_that_cannot_be_meant_is_refused(tmp_path: Path, override: str) -> None:
     with pytest.raises(ConfigError):
         read(tmp_path, "[learn]\nsteps = 3", override)
@@ -207,9 +199,7 @@ _TREES = st.fixed_dictionaries(
         ),
         "rewards": st.fixed_dictionaries(
             {
-                "weights": st.dictionaries(
-                    _NAMES, st.floats(allow_nan=False, allow_infinity=False), max_size=3
-                ),
+                "weights": st.dictionaries(_NAMES, st.floats(allow_nan=False, allow_infinity=False), max_size=3),
                 "clip": st.dictionaries(_NAMES, st.tuples(st.floats(-9, 0), st.floats(0, 9)), max_size=3),
             }
         ),
@@ -243,9 +233,7 @@ def test_a_key_that_is_not_known_is_never_taken(key: str, letters: str) -> None:
         node = node.setdefault(part, {})
     node[letters] = 1
     prefix = ".".join(head)
-    siblings = {
-        k.removeprefix(prefix + ".").partition(".")[0] for k in known_keys() if k.startswith(prefix + ".")
-    }
+    siblings = {k.removeprefix(prefix + ".").partition(".")[0] for k in known_keys() if k.startswith(prefix + ".")}
     if letters in siblings:
         return
     with pytest.raises(ConfigError, match="unknown key"):

@@ -31,10 +31,7 @@ def test_a_task_file_becomes_tasks_in_its_order(tmp_path: Path) -> None:
 
 
 def test_the_use_of_a_file_is_the_default_split(tmp_path: Path) -> None:
-    assert (
-        load_tasks(write(tmp_path / "t.jsonl", {"id": "a", "input": {}}), split="holdout")[0].split
-        == "holdout"
-    )
+    assert load_tasks(write(tmp_path / "t.jsonl", {"id": "a", "input": {}}), split="holdout")[0].split == "holdout"
 
 
 @pytest.mark.parametrize(
@@ -87,26 +84,20 @@ def test_a_task_in_training_and_holdout_is_refused_by_id_and_by_input() -> None:
 
 
 @given(st.lists(st.tuples(st.text(max_size=3), st.integers()), max_size=6), st.randoms())
-def test_a_fingerprint_does_not_depend_on_the_order_of_tasks(
-    rows: list[tuple[str, int]], random: Any
-) -> None:
+def test_a_fingerprint_does_not_depend_on_the_order_of_tasks(rows: list[tuple[str, int]], random: Any) -> None:
     tasks = [Task(id=f"t{i}", domain=domain, input={"q": q}) for i, (domain, q) in enumerate(rows)]
     shuffled = random.sample(tasks, len(tasks))
     assert fingerprint(shuffled) == fingerprint(tasks)
 
 
 def test_a_fingerprint_depends_on_input_and_answer() -> None:
-    prints = {
-        fingerprint([Task(id="a", input=i, answer=a)]) for i, a in (({}, None), ({"q": 1}, None), ({}, 1))
-    }
+    prints = {fingerprint([Task(id="a", input=i, answer=a)]) for i, a in (({}, None), ({"q": 1}, None), ({}, 1))}
     assert len(prints) == 3
 
 
 def test_demonstrations_are_loaded_with_their_task(tmp_path: Path) -> None:
     messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
-    path = write(
-        tmp_path / "d.jsonl", {"task": "t", "messages": messages}, {"task": {"id": "u"}, "messages": messages}
-    )
+    path = write(tmp_path / "d.jsonl", {"task": "t", "messages": messages}, {"task": {"id": "u"}, "messages": messages})
     assert load_demos(path) == [Demo(task="t", messages=messages), Demo(task="u", messages=messages)]
 
 

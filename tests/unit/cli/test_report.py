@@ -130,13 +130,9 @@ def full() -> ReportData:
         ],
         "steps": [step(1, stage="sft", reward_mean=None), step(1), step(2), step(3)],
         "outcomes": [{"stage": "rl", "step": n, "counts": {"completed": 60, "timeout": n}} for n in (1, 2)],
-        "conservation": [
-            {"stage": "rl", "step": 1, "sampled": 1000, "trained": 900, "dropped": {"overlong": 100}}
-        ],
+        "conservation": [{"stage": "rl", "step": 1, "sampled": 1000, "trained": 900, "dropped": {"overlong": 100}}],
         "domains": [{"domain": "shop", "n": 66, "before": mean(0.3), "after": mean(0.6)}],
-        "transcripts": [
-            {"task_id": "t1", "domain": "shop", "title": "How many?", "before": side, "after": side}
-        ],
+        "transcripts": [{"task_id": "t1", "domain": "shop", "title": "How many?", "before": side, "after": side}],
         "diagnostics": ["Task t7 is memorised."],
     }
 
@@ -176,9 +172,7 @@ def poisoned(value: Any) -> Any:
     """The same tree with every text made hostile."""
     if isinstance(value, dict):
         return {
-            key
-            if key not in ("Machine", "Seed", "correct", "overlong", "sample", "timeout")
-            else key + ATTACK: (
+            key if key not in ("Machine", "Seed", "correct", "overlong", "sample", "timeout") else key + ATTACK: (
                 item if key in ("stage", "answer") and item in ("rl", "sft", "better") else poisoned(item)
             )
             for key, item in value.items()

@@ -97,9 +97,7 @@ def test_holdout_tasks_come_from_holdout_schemas_only(data: Path, load: Load) ->
         assert domains == holdout if name == "holdout" else not domains & holdout
 
 
-def test_about_half_of_the_tasks_are_easy_and_every_shape_is_demonstrated_or_trained(
-    data: Path, load: Load
-) -> None:
+def test_about_half_of_the_tasks_are_easy_and_every_shape_is_demonstrated_or_trained(data: Path, load: Load) -> None:
     tasks = read_all(data, load)
     easy = sum(task["answer"]["difficulty"] == "easy" for task in tasks["train"])
     assert 0.45 < easy / len(tasks["train"]) < 0.55
@@ -159,9 +157,7 @@ def test_each_shape_has_at_least_three_paraphrases() -> None:
         assert calls and all(len(call.args) >= 3 for call in calls)
 
 
-def test_a_demonstration_is_what_the_harness_sends_with_the_reference_as_answer(
-    data: Path, load: Load
-) -> None:
+def test_a_demonstration_is_what_the_harness_sends_with_the_reference_as_answer(data: Path, load: Load) -> None:
     for demo in load(data / "tasks" / "demos.jsonl"):
         given = demo["task"]["input"]
         opening = build_messages(given["schema"], given["question"])

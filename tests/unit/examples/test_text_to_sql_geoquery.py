@@ -27,8 +27,7 @@ ENTRIES = [
     {
         "query-split": "test",
         "sql": [
-            "SELECT CITYalias0.CITY_NAME FROM CITY AS CITYalias0 "
-            'WHERE CITYalias0.STATE_NAME = "state_name0" ;',
+            'SELECT CITYalias0.CITY_NAME FROM CITY AS CITYalias0 WHERE CITYalias0.STATE_NAME = "state_name0" ;',
             "SELECT 'a second variant that is not used' ;",
         ],
         "sentences": [
@@ -52,25 +51,19 @@ ENTRIES = [
 
 TABLES: dict[str, list[tuple[Any, ...]]] = {
     "border_info": list(pairwise(STATES)),
-    "city": [
-        (f"{state}ton{i}", 1000 * (k + i + 1), "land", state)
-        for k, state in enumerate(STATES)
-        for i in (0, 1)
-    ],
+    "city": [(f"{state}ton{i}", 1000 * (k + i + 1), "land", state) for k, state in enumerate(STATES) for i in (0, 1)],
     "highlow": [(state, str(100 + k), "sea", f"{state} peak", str(k)) for k, state in enumerate(STATES)],
     "lake": [(f"{state} lake", 10.0 + k, "land", state) for k, state in enumerate(STATES)],
     "mountain": [(f"{state} peak", 100 + k, "land", state) for k, state in enumerate(STATES)],
     "river": [(f"{state} river", 200 + k, "land", state) for k, state in enumerate(STATES)],
     "state": [
-        (state, 9000 + k, 30.0 + k, "land", f"{state}ton0", (9000 + k) / (30.0 + k))
-        for k, state in enumerate(STATES)
+        (state, 9000 + k, 30.0 + k, "land", f"{state}ton0", (9000 + k) / (30.0 + k)) for k, state in enumerate(STATES)
     ],
 }
 COLUMNS = {
     "border_info": "state_name text, border text",
     "city": "city_name text, population int, country_name text, state_name text",
-    "highlow": "state_name text, highest_elevation text, lowest_point text, highest_point text, "
-    "lowest_elevation text",
+    "highlow": "state_name text, highest_elevation text, lowest_point text, highest_point text, lowest_elevation text",
     "lake": "lake_name text, area double, country_name text, state_name text",
     "mountain": "mountain_name text, mountain_altitude int, country_name text, state_name text",
     "river": "river_name text, length int, country_name text, traverse text",
@@ -122,9 +115,7 @@ def test_a_reference_that_does_not_run_is_named_counted_and_left_out(source: Pat
     assert json.loads((tmp_path / "import_report.json").read_text()) == report
 
 
-def test_demonstrations_and_training_tasks_share_the_train_split(
-    source: Path, tmp_path: Path, load: Load
-) -> None:
+def test_demonstrations_and_training_tasks_share_the_train_split(source: Path, tmp_path: Path, load: Load) -> None:
     import_folder(source, tmp_path, "question-split", sft_share=0.5, seed=0)
     (demo,) = load(tmp_path / "tasks" / "demos.jsonl")
     (task,) = load(tmp_path / "tasks" / "train.jsonl")
@@ -143,17 +134,13 @@ def test_importing_twice_gives_the_same_bytes(source: Path, tmp_path: Path) -> N
     assert all((tmp_path / "one" / f).read_bytes() == (tmp_path / "two" / f).read_bytes() for f in files)
 
 
-def test_the_second_database_keeps_every_dependency_and_changes_the_numbers(
-    source: Path, tmp_path: Path
-) -> None:
+def test_the_second_database_keeps_every_dependency_and_changes_the_numbers(source: Path, tmp_path: Path) -> None:
     import_folder(source, tmp_path, "question-split", sft_share=0.5, seed=0)
     copy = tmp_path / "databases" / "geography-renamed.sqlite"
     left = len(STATES) - import_geoquery.NUM_STATES_OUT
     states = run_query("SELECT state_name, population, area, density FROM state", copy).rows
     assert states is not None and len(states) == left
-    assert all(
-        density == pytest.approx(population / area, rel=1e-3) for _, population, area, density in states
-    )
+    assert all(density == pytest.approx(population / area, rel=1e-3) for _, population, area, density in states)
     queries = {
         "each capital is a city of its state": "SELECT count(*) FROM state s JOIN city c "
         "ON s.capital = c.city_name AND s.state_name = c.state_name",
@@ -166,9 +153,7 @@ def test_the_second_database_keeps_every_dependency_and_changes_the_numbers(
     names = {name for name, *_ in states}
     borders = run_query("SELECT state_name, border FROM border_info", copy).rows
     assert borders is not None and all(set(pair) <= names for pair in borders)
-    original = run_query(
-        "SELECT state_name, population, area, density FROM state", source / "geography-db.sqlite"
-    )
+    original = run_query("SELECT state_name, population, area, density FROM state", source / "geography-db.sqlite")
     assert original.rows is not None
     assert {row[1] for row in states}.isdisjoint(row[1] for row in original.rows)
 
@@ -209,9 +194,7 @@ def test_the_published_folder_gives_872_of_877_tasks_that_all_verify(
     assert report["num_empty_result"] == 28
     assert report["num_same_on_both"] < 30
     monkeypatch.setenv("TEXT_TO_SQL_DATA", str(tmp_path))
-    tasks = [
-        task for name in ("train", "val", "holdout") for task in load(tmp_path / "tasks" / f"{name}.jsonl")
-    ]
+    tasks = [task for name in ("train", "val", "holdout") for task in load(tmp_path / "tasks" / f"{name}.jsonl")]
     demos = load(tmp_path / "tasks" / "demos.jsonl")
     answers = [(task, task["answer"]["sql"]) for task in tasks]
     answers += [(demo["task"], demo["messages"][-1]["content"]) for demo in demos]

@@ -181,9 +181,7 @@ def test_the_query_is_found_in_an_answer(answer: str, sql: str) -> None:
     assert harness.extract_sql(answer) == sql
 
 
-@pytest.mark.parametrize(
-    "answer", ["", "   ", "42", "I would select the books.", "books", "```\n```", "selection"]
-)
+@pytest.mark.parametrize("answer", ["", "   ", "42", "I would select the books.", "books", "```\n```", "selection"])
 def test_an_answer_without_a_query_is_an_error(answer: str) -> None:
     with pytest.raises(ValueError, match="no SQL query"):
         harness.extract_sql(answer)

@@ -25,9 +25,7 @@ def write(path: Path, rows: list[tuple[str, str, int]]) -> str:
 
 @pytest.fixture
 def task(tmp_path: Path) -> dict[str, Any]:
-    first = write(
-        tmp_path / "a.sqlite", [("Dust", "crime", 100), ("Ember", "crime", 90), ("Frost", "art", 80)]
-    )
+    first = write(tmp_path / "a.sqlite", [("Dust", "crime", 100), ("Ember", "crime", 90), ("Frost", "art", 80)])
     second = write(tmp_path / "b.sqlite", [("Dust", "art", 100), ("Glass", "crime", 95), ("Iron", "art", 20)])
     return {"id": "t", "input": {}, "answer": {"sql": GOLD, "databases": [first, second]}}
 

@@ -77,9 +77,7 @@ def test_max_tokens_is_the_smaller_one_and_every_change_has_a_name(
     asked: int | None, own: int, hot: float | None, temperature: float, respect: bool
 ) -> None:
     body = {**CHAT, "max_tokens": asked, "temperature": hot}
-    policy = PolicyConfig(
-        respect_harness=respect, sampling=SamplingConfig(max_tokens=own, temperature=temperature)
-    )
+    policy = PolicyConfig(respect_harness=respect, sampling=SamplingConfig(max_tokens=own, temperature=temperature))
     used, rewrites = effective_sampling(BY_NAME["openai_chat"].parse(body), policy, rollout())
     assert used["max_tokens"] == (own if asked is None else min(asked, own))
     assert used["temperature"] == (hot if respect and hot is not None else temperature)
@@ -88,9 +86,7 @@ def test_max_tokens_is_the_smaller_one_and_every_change_has_a_name(
 
 
 def test_seeds_differ_by_rollout_attempt_and_call() -> None:
-    seeds = {
-        seed_of(rollout, attempt, seq) for rollout in range(5) for attempt in range(3) for seq in range(20)
-    }
+    seeds = {seed_of(rollout, attempt, seq) for rollout in range(5) for attempt in range(3) for seq in range(20)}
     assert len(seeds) == 300 and all(0 <= seed < 2**31 for seed in seeds)
 
 

@@ -28,9 +28,7 @@ def test_each_task_comes_once_per_epoch(num: int, per_step: int, seed: int) -> N
 def test_a_resumed_order_goes_on_where_the_first_would_have_been() -> None:
     first = TaskOrder(tasks(7), 3, seed=4)
     expected = [first.tasks_at(step) for step in range(9)]
-    assert [TaskOrder(tasks(7), 3, seed=4).tasks_at(step) for step in (8, 2, 5)] == [
-        expected[s] for s in (8, 2, 5)
-    ]
+    assert [TaskOrder(tasks(7), 3, seed=4).tasks_at(step) for step in (8, 2, 5)] == [expected[s] for s in (8, 2, 5)]
 
 
 def test_the_order_depends_on_the_seed_and_not_on_the_file() -> None:
@@ -65,10 +63,7 @@ def test_a_step_planned_again_is_the_same_step() -> None:
 
 
 def test_other_runs_and_steps_have_other_ids_but_a_second_run_samples_the_same() -> None:
-    plans = [
-        plan_step(run_id, step, tasks(2), 2, {"main": 0})
-        for run_id, step in [("one", 0), ("one", 1), ("two", 0)]
-    ]
+    plans = [plan_step(run_id, step, tasks(2), 2, {"main": 0}) for run_id, step in [("one", 0), ("one", 1), ("two", 0)]]
     assert len({r.id for plan in plans for r in plan}) == 12
     assert [r.seed for r in plans[0]] == [r.seed for r in plans[2]]
     assert {r.seed for r in plans[0]}.isdisjoint(r.seed for r in plans[1])

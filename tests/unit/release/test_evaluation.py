@@ -30,9 +30,7 @@ PLAIN = from_tree({}, base_dir=Path("."))
 
 def call(num_tokens: int) -> Call:
     ids = np.arange(num_tokens, dtype=np.int32)
-    choice = Choice(
-        index=0, completion_ids=ids, logprobs=np.zeros(num_tokens, np.float32), finish_reason="stop"
-    )
+    choice = Choice(index=0, completion_ids=ids, logprobs=np.zeros(num_tokens, np.float32), finish_reason="stop")
     return Call(
         id=f"call{num_tokens}", rollout_id="r", attempt_id="a", seq=0, dialect="openai_chat", alias="main",
         policy="main", policy_version=3, provenance=Provenance.SERVED, request={}, response={}, sampling={},

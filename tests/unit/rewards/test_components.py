@@ -50,9 +50,7 @@ def test_a_component_without_weight_is_kept_and_counts_nothing() -> None:
     assert explanation.total == 1.0 and [part.name for part in explanation.parts] == ["a", "b"]
 
 
-@pytest.mark.parametrize(
-    "value", [float("nan"), float("inf"), -float("inf"), True, False, "1.0", None, np.bool_(True)]
-)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), True, False, "1.0", None, np.bool_(True)])
 def test_what_is_no_finite_number_is_refused_by_name(value: Any) -> None:
     with pytest.raises(RecordError, match="'correct'"):
         total({"correct": value})

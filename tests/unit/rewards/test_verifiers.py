@@ -65,9 +65,7 @@ async def test_a_callable_is_told_task_trace_and_workspace(tmp_path: Path) -> No
 async def test_one_number_is_the_component_reward_and_nothing_is_no_reward(
     tmp_path: Path, value: str, expected: Any
 ) -> None:
-    assert (
-        await verify(configure(tmp_path, f"def verify(task, trace, workspace): return {value}")) == expected
-    )
+    assert await verify(configure(tmp_path, f"def verify(task, trace, workspace): return {value}")) == expected
 
 
 @pytest.mark.parametrize(
@@ -87,9 +85,7 @@ async def test_one_number_is_the_component_reward_and_nothing_is_no_reward(
         ("import time; time.sleep(1000)", "did not answer within 0.5 s and was ended"),
     ],
 )
-async def test_a_verifier_that_misbehaves_is_an_error_and_never_a_reward(
-    tmp_path: Path, body: str, says: str
-) -> None:
+async def test_a_verifier_that_misbehaves_is_an_error_and_never_a_reward(tmp_path: Path, body: str, says: str) -> None:
     config = configure(tmp_path, f"def verify(task, trace, workspace): {body}", timeout_s=0.5)
     with pytest.raises(VerifierError, match=says):
         await verify(config)
@@ -229,9 +225,7 @@ async def test_a_command_that_misbehaves_is_an_error(tmp_path: Path, text: str, 
         ("echo {input.q}", "the task comes on standard input"),
     ],
 )
-def test_a_verifier_that_cannot_be_loaded_is_found_before_the_run(
-    tmp_path: Path, verifier: str, says: str
-) -> None:
+def test_a_verifier_that_cannot_be_loaded_is_found_before_the_run(tmp_path: Path, verifier: str, says: str) -> None:
     configure(tmp_path, "def verify(task, trace, workspace): pass\ndef narrow(task): pass")
     (tmp_path / "broken.py").write_text("def verify(")
     (tmp_path / "dying.py").write_text("import os; os._exit(1)")
@@ -242,6 +236,4 @@ def test_a_verifier_that_cannot_be_loaded_is_found_before_the_run(
 def test_no_verifier_is_fine_and_none(tmp_path: Path) -> None:
     config = from_tree({}, base_dir=tmp_path)
     check_verifier(config)
-    assert (
-        open_verifier(config, num_workers=1) is None and verifier_file(config) is None and os.name == "posix"
-    )
+    assert open_verifier(config, num_workers=1) is None and verifier_file(config) is None and os.name == "posix"

@@ -73,15 +73,11 @@ async def test_many_rollouts_share_the_slots(bench: Bench) -> None:
     assert {rollout.reward for rollout in ended} == {1.0} and len({r.id for r in ended}) == 12
 
 
-async def test_a_harness_gets_its_environment_and_no_secret(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_harness_gets_its_environment_and_no_secret(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("LEYDEN_ADMIN_KEY", "LEYDEN_SPARE", "ENGINE_KEY"):
         monkeypatch.setenv(name, "secret")
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
-    good(
-        bench, "open('env.json', 'w').write(json.dumps(dict(os.environ)))\nimport json", keep_workspaces=True
-    )
+    good(bench, "open('env.json', 'w').write(json.dumps(dict(os.environ)))\nimport json", keep_workspaces=True)
     text = (bench.folder / "agent.py").read_text()
     (bench.folder / "agent.py").write_text("import json, os\n" + text)
     bench.tree["harness"]["env"] = {"QUESTION": "ask {input.q}"}
@@ -140,8 +136,7 @@ async def test_a_workspace_is_a_fresh_copy_of_the_template(bench: Bench) -> None
 @pytest.mark.parametrize("preload", [[], ["json"]])
 async def test_a_callable_is_called_with_the_task(bench: Bench, preload: list[str]) -> None:
     (bench.folder / "agent.py").write_text(
-        "import model\nasync def solve(task):\n"
-        "    return {'said': model.call(), 'asked': task['input']['q']}\n"
+        "import model\nasync def solve(task):\n    return {'said': model.call(), 'asked': task['input']['q']}\n"
     )
     bench.tree["harness"] = {"callable": "agent.py:solve", "preload": preload}
     _, attempt = await bench.one()
@@ -303,8 +298,7 @@ async def test_a_retry_that_succeeds_counts(bench: Bench) -> None:
     flag = bench.folder / "second"
     good(bench)
     bench.verifier(
-        f"import pathlib; p = pathlib.Path({str(flag)!r}); "
-        "first = not p.exists(); p.touch(); return 1 / (not first)"
+        f"import pathlib; p = pathlib.Path({str(flag)!r}); first = not p.exists(); p.touch(); return 1 / (not first)"
     )
     rollout, _ = await bench.one()
     assert rollout.reward == 1.0
@@ -324,9 +318,7 @@ async def test_a_dead_gateway_is_not_the_agents_fault(bench: Bench) -> None:
 @pytest.mark.parametrize(
     "body", ["raise KeyError(1)", "return float('nan')", "return True", "import time; time.sleep(99)"]
 )
-async def test_a_verifier_that_fails_is_an_environment_error_and_never_reward_zero(
-    bench: Bench, body: str
-) -> None:
+async def test_a_verifier_that_fails_is_an_environment_error_and_never_reward_zero(bench: Bench, body: str) -> None:
     good(bench, max_attempts=2)
     bench.verifier(body, timeout_s=0.5)
     rollout, attempt = await bench.one()
@@ -396,14 +388,10 @@ async def test_a_lost_lease_discards_the_result(bench: Bench) -> None:
     bench.verifier("return 1")
     await bench.enqueue()
     stop = asyncio.Event()
-    running = asyncio.create_task(
-        Runner(bench.store, bench.config(), bench.gateway.url, lease_s=1.0).run(stop)
-    )
+    running = asyncio.create_task(Runner(bench.store, bench.config(), bench.gateway.url, lease_s=1.0).run(stop))
     await until((bench.folder / "begun").exists, "the harness begins")
     later = time.time() + 100
-    [taken] = await aio.write(
-        bench.store, lambda conn: queue.lease(conn, bench.store, "other", 1, 100, later)
-    )
+    [taken] = await aio.write(bench.store, lambda conn: queue.lease(conn, bench.store, "other", 1, 100, later))
     await until(lambda: alive(str(bench.folder / "agent.py")) == [], "the harness is ended")
     stop.set()
     await running
@@ -416,9 +404,7 @@ async def test_a_rollout_that_was_cancelled_meanwhile_stays_cancelled(bench: Ben
     good(bench, f"open({str(bench.folder / 'begun')!r}, 'w'); import time; time.sleep(1000)")
     await bench.enqueue(run_id="run")
     stop = asyncio.Event()
-    running = asyncio.create_task(
-        Runner(bench.store, bench.config(), bench.gateway.url, lease_s=0.3).run(stop)
-    )
+    running = asyncio.create_task(Runner(bench.store, bench.config(), bench.gateway.url, lease_s=0.3).run(stop))
     await until((bench.folder / "begun").exists, "the harness begins")
     await aio.write(bench.store, lambda conn: queue.cancel_unfinished(conn, bench.store, "run", time.time()))
     await until(lambda: alive(str(bench.folder / "agent.py")) == [], "the harness is ended")

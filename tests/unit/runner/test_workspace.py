@@ -21,9 +21,7 @@ def test_a_snapshot_lists_files_with_size_and_hash(tmp_path: Path) -> None:
     assert state["files"]["d/link"]["link"] == "../a" and "sha256" not in state["files"]["pipe"]
 
 
-def test_a_snapshot_is_bounded_and_counts_what_it_leaves_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_snapshot_is_bounded_and_counts_what_it_leaves_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workspace, "MAX_FILES", 3)
     monkeypatch.setattr(workspace, "MAX_HASHED_BYTES", 5)
     for i in range(5):

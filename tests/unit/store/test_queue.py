@@ -36,9 +36,7 @@ class House:
     def enqueue(self, *names: str, **changes: Any) -> list[Rollout]:
         return self.write(queue.enqueue, [rollout(name, **changes) for name in names])
 
-    def lease(
-        self, owner: str = "me", limit: int = 10, lease_s: float = 30.0, now: float = 100.0
-    ) -> list[str]:
+    def lease(self, owner: str = "me", limit: int = 10, lease_s: float = 30.0, now: float = 100.0) -> list[str]:
         return [r.id for r in self.write(queue.lease, owner, limit, lease_s, now)]
 
     def started(self, name: str = "a", owner: str = "me", now: float = 100.0) -> tuple[Attempt, str]:
@@ -356,9 +354,7 @@ def test_deleting_removes_everything_of_a_rollout_and_nothing_else(house: House)
     house.enqueue("a", "b")
     tried = {name: house.started(name)[0] for name in ("a", "b")}
     for number, (name, attempt) in enumerate(tried.items()):
-        house.store.append(schema.calls, [call_row(number, attempt_id=attempt.id, rollout_id=name)]).result(
-            BOUND_S
-        )
+        house.store.append(schema.calls, [call_row(number, attempt_id=attempt.id, rollout_id=name)]).result(BOUND_S)
         house.store.append_all(
             [(schema.completions, [completion_row(number)]), (schema.choices, [choice_row(number)])]
         ).result(BOUND_S)

@@ -314,8 +314,7 @@ def _inventory(connection: Connection) -> set[str]:
     num_choices, expected = connection.exec_driver_sql(whole).one()
     assert num_choices == expected
     found = {
-        f"call {name.removeprefix('call_')}"
-        for name in connection.execute(select(completions.c.call_id)).scalars()
+        f"call {name.removeprefix('call_')}" for name in connection.execute(select(completions.c.call_id)).scalars()
     }
     halves: dict[str, int] = {}
     for key in connection.execute(select(control.c.key)).scalars():

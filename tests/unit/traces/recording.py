@@ -22,9 +22,7 @@ from leyden.store.base import Store
 BOUND_S = 20.0
 
 
-def intent(
-    number: int, request: Mapping[str, Any], *, attempt_id: str | None = "att_1", **changes: Any
-) -> CallIntent:
+def intent(number: int, request: Mapping[str, Any], *, attempt_id: str | None = "att_1", **changes: Any) -> CallIntent:
     values: dict[str, Any] = {
         "call_id": f"call_{number}",
         "rollout_id": "ro_1" if attempt_id else None,
@@ -58,9 +56,7 @@ def choice(ids: Sequence[int], index: int = 0, text: str = "hello") -> Choice:
     )
 
 
-def completion(
-    number: int, prompt: Sequence[int] | IntArray = (), *choices: Choice, **changes: Any
-) -> CallCompletion:
+def completion(number: int, prompt: Sequence[int] | IntArray = (), *choices: Choice, **changes: Any) -> CallCompletion:
     values: dict[str, Any] = {
         "call_id": f"call_{number}",
         "status": "ok",

@@ -40,9 +40,7 @@ def test_interleaved_sub_agents_are_four_actions_on_two_trajectories() -> None:
 
 
 def test_an_action_tells_what_it_was_sampled_with() -> None:
-    call = make_call(
-        "c", policy_version=3, sampling={"temperature": 0.7, "top_p": 1.0, "max_tokens": 9, "seed": 5}
-    )
+    call = make_call("c", policy_version=3, sampling={"temperature": 0.7, "top_p": 1.0, "max_tokens": 9, "seed": 5})
     (action,) = run(make_trace(calls=[call], reward=0.25, outcome=Outcome.COMPLETED)).actions
     assert (action.temperature, action.policy_version, action.reward) == (0.7, 3, 0.25)
     assert (action.outcome, action.group_id, action.num_tokens) == (Outcome.COMPLETED, "g0", 2)
@@ -107,16 +105,12 @@ def test_neutral_parameters_are_no_mismatch() -> None:
         "logit_bias": {},
         "stop": ["x"],
     }
-    call = make_call(
-        "c", sampling={**neutral, "repetition_penalty": None, "response_format": {"type": "text"}}
-    )
+    call = make_call("c", sampling={**neutral, "repetition_penalty": None, "response_format": {"type": "text"}})
     assert run(make_trace(calls=[call])).trained == 2
 
 
 def test_what_was_asked_for_does_not_matter_only_what_was_used() -> None:
-    call = replace(
-        make_call("c"), sampling={"asked": {"temperature": 0.0, "top_p": 0.1}, "used": {"temperature": 1.0}}
-    )
+    call = replace(make_call("c"), sampling={"asked": {"temperature": 0.0, "top_p": 0.1}, "used": {"temperature": 1.0}})
     assert run(make_trace(calls=[call])).trained == 2
 
 
@@ -124,9 +118,7 @@ def test_the_first_reason_in_the_documented_order_is_counted() -> None:
     worst: dict[str, Any] = {}
     order: list[Drop] = []
     expected: list[Drop] = []
-    for name in reversed(
-        ["other_policy", "error", "undelivered", "altered", "refused", "greedy", "overlong", "stale"]
-    ):
+    for name in reversed(["other_policy", "error", "undelivered", "altered", "refused", "greedy", "overlong", "stale"]):
         settings, drop = FAULTS[name]
         worst |= settings
         trace = make_trace(calls=[make_call("c", **worst)], reward=None, outcome=Outcome.INFRA_ERROR)

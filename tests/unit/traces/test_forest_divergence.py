@@ -49,17 +49,13 @@ def test_history_that_was_rewritten_under_the_same_system_prompt_is_compaction()
 
 
 def test_another_first_question_is_a_new_conversation() -> None:
-    found = divergence(
-        ids(5, 6, 7), ids(5, 8), earlier_messages=[SYSTEM, USER, ANSWER], later_messages=[SYSTEM, MORE]
-    )
+    found = divergence(ids(5, 6, 7), ids(5, 8), earlier_messages=[SYSTEM, USER, ANSWER], later_messages=[SYSTEM, MORE])
     assert (found.kind, found.position) == (Kind.NEW_CONVERSATION, 1)
 
 
 def test_another_system_prompt_over_the_same_question_is_unknown() -> None:
     other = {"role": "system", "content": "be long"}
-    found = divergence(
-        ids(5, 6), ids(5, 7), earlier_messages=[SYSTEM, USER, ANSWER], later_messages=[other, USER]
-    )
+    found = divergence(ids(5, 6), ids(5, 7), earlier_messages=[SYSTEM, USER, ANSWER], later_messages=[other, USER])
     assert found.kind is Kind.UNKNOWN
 
 

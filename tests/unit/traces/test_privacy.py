@@ -82,9 +82,7 @@ def test_a_redacted_answer_keeps_neither_ids_nor_texts_cut_into_tokens(
 ) -> None:
     pieces = [{"token": "alice", "logprob": -0.1, "bytes": [97]}, {"token": "@exa", "logprob": -0.2}]
     answer = {
-        "choices": [
-            {"message": {"content": f"ask {SECRET}"}, "logprobs": {"content": pieces}, "token_ids": [1, 2]}
-        ],
+        "choices": [{"message": {"content": f"ask {SECRET}"}, "logprobs": {"content": pieces}, "token_ids": [1, 2]}],
         "prompt_token_ids": [3, 4],
     }
     done(redacting.intent(intent(0, chat("whom?"))))
@@ -144,9 +142,7 @@ def test_only_ids_are_stripped() -> None:
 
 def test_spans_are_redacted(redacting: Recorder, store: Store) -> None:
     attempt = started(store)
-    span = Span(
-        id="s", rollout_id="ro_1", attempt_id=attempt.id, name=f"to {SECRET}", attributes={"to": [SECRET]}
-    )
+    span = Span(id="s", rollout_id="ro_1", attempt_id=attempt.id, name=f"to {SECRET}", attributes={"to": [SECRET]})
     done(redacting.span(span))
     (found,) = Reader(store).trace("ro_1").spans
     assert (found.name, found.attributes) == ("to [email]", {"to": ["[email]"]})

@@ -62,9 +62,7 @@ def test_many_traces_come_in_the_order_that_was_asked_for_and_in_few_queries(sto
     for number, name in enumerate(names):
         attempt = started(store, name)
         for turn in range(3):
-            one = intent(
-                turn, chat(name, "x", "y"[: turn + 1]), attempt_id=attempt.id, call_id=f"{name}-{turn}"
-            )
+            one = intent(turn, chat(name, "x", "y"[: turn + 1]), attempt_id=attempt.id, call_id=f"{name}-{turn}")
             end = completion(turn, [number, turn], choice([number]), call_id=f"{name}-{turn}")
             futures += [recorder.intent(one), recorder.completion(end)]
     done(*futures)
@@ -113,9 +111,7 @@ def test_a_call_is_found_by_what_makes_it_unique(store: Store) -> None:
         recorder.intent(intent(1, chat("a"), digest="d", occurrence=1)),
         recorder.intent(intent(2, chat("a"), digest="d", attempt_id="att_2")),
     )
-    found = [
-        Reader(store).find_call(*key) for key in (("att_1", "d", 0), ("att_1", "d", 1), ("att_2", "d", 0))
-    ]
+    found = [Reader(store).find_call(*key) for key in (("att_1", "d", 0), ("att_1", "d", 1), ("att_2", "d", 0))]
     assert [call and call.id for call in found] == ["call_0", "call_1", "call_2"]
     assert Reader(store).find_call("att_1", "d", 2) is None
 

@@ -25,9 +25,7 @@ from leyden.traces.recorder import Recorder
 
 def same(call: Call, given_intent: CallIntent, given_end: CallCompletion) -> None:
     """Every field of `call` is what was recorded."""
-    assert (
-        json.dumps(call.request) == json.dumps(given_intent.request) or call.request == given_intent.request
-    )
+    assert json.dumps(call.request) == json.dumps(given_intent.request) or call.request == given_intent.request
     assert call.response == (given_end.response or None)
     assert call.sampling == given_intent.sampling["used"]
     assert list(call.rewrites) == list(given_intent.rewrites)
@@ -131,9 +129,7 @@ def test_what_is_no_json_is_refused_by_name(store: Store) -> None:
 def _stored(store: Store) -> dict[str, tuple[str | None, int, int]]:
     """Per call: parent of the request, messages shared with it, bytes of the request."""
     columns = schema.calls.c
-    query = select(
-        columns.call_id, columns.request_parent, columns.shared_messages, func.length(columns.request)
-    )
+    query = select(columns.call_id, columns.request_parent, columns.shared_messages, func.length(columns.request))
     return {row[0]: tuple(row[1:]) for row in store.read(lambda c: c.execute(query).all())}
 
 
@@ -230,9 +226,7 @@ def test_remembering_is_bounded() -> None:
 def _conversation(turns: int) -> list[tuple[CallIntent, CallCompletion]]:
     """An agent's trace of text of words and ids without a pattern: 60-word observations, 70-word answers."""
     words = random.Random(1)
-    vocabulary = [
-        "".join(words.choices("abcdefghijklmnopqrstuvwxyz", k=words.randint(2, 9))) for _ in range(5000)
-    ]
+    vocabulary = ["".join(words.choices("abcdefghijklmnopqrstuvwxyz", k=words.randint(2, 9))) for _ in range(5000)]
     rng = np.random.default_rng(2)
 
     def text(count: int) -> str:
@@ -250,9 +244,7 @@ def _conversation(turns: int) -> list[tuple[CallIntent, CallCompletion]]:
         reply = {"role": "assistant", "content": sampled.text}
         response = {"id": f"r{turn}", "choices": [{"index": 0, "message": reply, "finish_reason": "stop"}]}
         request = {"model": "main", "messages": messages, "tools": tools, "temperature": 1.0}
-        calls.append(
-            (intent(turn, request), completion(turn, prompt.astype(np.int32), sampled, response=response))
-        )
+        calls.append((intent(turn, request), completion(turn, prompt.astype(np.int32), sampled, response=response)))
         messages = [*messages, reply]
         prompt = np.concatenate([prompt, sampled.completion_ids])
     return calls
@@ -308,9 +300,7 @@ def _file_bytes(folder: Path) -> int:
 def test_rewards_are_recorded_all_or_none(store: Store) -> None:
     recorder, attempt = Recorder(store), started(store)
     with pytest.raises(RecordError, match="'bad' is nan"):
-        recorder.rewards(
-            "ro_1", attempt.id, [Reward(name="good", value=1.0), Reward(name="bad", value=float("nan"))]
-        )
+        recorder.rewards("ro_1", attempt.id, [Reward(name="good", value=1.0), Reward(name="bad", value=float("nan"))])
     with pytest.raises(RecordError, match="True"):
         recorder.rewards("ro_1", attempt.id, [Reward(name="good", value=True)])
     assert Reader(store).trace("ro_1").rewards == []
@@ -342,17 +332,11 @@ def test_spans_come_back_in_order_of_start_and_refuse_nan(store: Store) -> None:
     with pytest.raises(Conflict):
         recorder.span(spans[0]).result(BOUND_S)
     with pytest.raises(RecordError, match="'search' is inf"):
-        recorder.span(
-            Span(id="x", rollout_id="ro_1", attempt_id="a", name="search", attributes={"x": [float("inf")]})
-        )
+        recorder.span(Span(id="x", rollout_id="ro_1", attempt_id="a", name="search", attributes={"x": [float("inf")]}))
 
 
 json_values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(max_size=8),
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
     max_leaves=6,
 )
@@ -390,9 +374,7 @@ def shared_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(calls=st.lists(recorded_calls, min_size=1, max_size=7), waits=st.booleans())
-def test_whatever_is_recorded_comes_back(
-    shared_store: Store, calls: list[tuple[Any, ...]], waits: bool
-) -> None:
+def test_whatever_is_recorded_comes_back(shared_store: Store, calls: list[tuple[Any, ...]], waits: bool) -> None:
     recorder, recorded, futures, example = Recorder(shared_store), [], [], new_id("x")
     for number, (request, prompt, rows, response, attempt, indexed_from_one, provenance) in enumerate(calls):
         names = {"call_id": f"{example}-{number}", "attempt_id": attempt and f"{example}-{attempt}"}

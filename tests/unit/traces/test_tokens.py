@@ -115,9 +115,7 @@ usages = st.none() | st.just({"prompt_tokens": "x"})
 
 
 @given(anything, st.lists(st.tuples(anything, anything), max_size=3), usages)
-def test_nothing_that_an_engine_answers_raises(
-    prompt: Any, choices: list[tuple[Any, Any]], usage: Any
-) -> None:
+def test_nothing_that_an_engine_answers_raises(prompt: Any, choices: list[tuple[Any, Any]], usage: Any) -> None:
     tokens = checked(prompt, [RawChoice(i, *pair, "stop") for i, pair in enumerate(choices)], usage)
     assert len(tokens.choices) == len(choices)
     for choice in tokens.choices:

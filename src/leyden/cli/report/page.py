@@ -155,18 +155,10 @@ def _what_was_run(data: ReportData) -> str:
         text, cut = sections.clip(run["config"], 20_000)
         inside = f'<pre class="config">{text}</pre>{cut}'
         config = f"<details><summary>Resolved configuration</summary>{inside}</details>"
-    inner = (
-        f'<dl class="facts">{facts}</dl>'
-        if facts
-        else '<p class="small">Nothing was noted about this run.</p>'
-    )
+    inner = f'<dl class="facts">{facts}</dl>' if facts else '<p class="small">Nothing was noted about this run.</p>'
     return f'<h2>What was run</h2><div class="card" style="margin-top:14px">{inner}{config}</div>'
 
 
 def _glossary() -> str:
-    terms = "".join(
-        f"<div><dt>{escape(term)}</dt><dd>{escape(text)}</dd></div>" for term, text in TERMS.items()
-    )
-    return (
-        f'<h2>Glossary</h2><div class="card" style="margin-top:14px"><dl class="glossary">{terms}</dl></div>'
-    )
+    terms = "".join(f"<div><dt>{escape(term)}</dt><dd>{escape(text)}</dd></div>" for term, text in TERMS.items())
+    return f'<h2>Glossary</h2><div class="card" style="margin-top:14px"><dl class="glossary">{terms}</dl></div>'

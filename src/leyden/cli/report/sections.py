@@ -93,9 +93,7 @@ def learning(data: ReportData) -> str:
             f'<p class="why" style="margin:18px 0 0"><b>{escape(name)}</b>, {len(rows)} {plural}. '
             "Point at a mark for its numbers.</p>"
         )
-        parts.append(
-            f'<div class="charts">{_reward_chart(rows)}{_small_charts(rows)}{_seconds_chart(rows)}</div>'
-        )
+        parts.append(f'<div class="charts">{_reward_chart(rows)}{_small_charts(rows)}{_seconds_chart(rows)}</div>')
     return "".join(parts)
 
 
@@ -169,9 +167,7 @@ def domains(data: ReportData) -> str:
     lines = []
     for row in order[:MAX_ROWS]:
         before, after = row.get("before"), row.get("after")
-        chart = svg.before_after(
-            _triple(before), _triple(after), title=f"{row.get('domain', '')} before and after"
-        )
+        chart = svg.before_after(_triple(before), _triple(after), title=f"{row.get('domain', '')} before and after")
         lines.append(
             f"<tr><td>{escape(row.get('domain', '') or 'none')}</td><td>{row.get('n', 0)}</td>"
             f"<td>{mean_cell(before)}</td><td>{mean_cell(after)}</td><td>{chart}</td></tr>"
@@ -209,9 +205,7 @@ def transcripts(data: ReportData) -> str:
 def _pair(pair: PairData, is_open: bool) -> str:
     before, after = pair.get("before"), pair.get("after")
     asked = escape(pair.get("title", "") or pair.get("task_id", ""))[:400]
-    where = " &middot; ".join(
-        escape(text) for text in (pair.get("domain", ""), pair.get("task_id", "")) if text
-    )
+    where = " &middot; ".join(escape(text) for text in (pair.get("domain", ""), pair.get("task_id", "")) if text)
     return (
         f'<details class="card"{" open" if is_open else ""}><summary><span class="asked">{asked}<br>'
         f'<span class="ci">{where}</span></span><span class="marks">{_mark(before)} &rarr; '
@@ -231,9 +225,7 @@ def _side(name: str, transcript: TranscriptData | None) -> str:
     if transcript is None:
         return f'<div class="side"><h3>{name}</h3><p class="small">No rollout.</p></div>'
     numbers = [f"reward {svg.number(transcript.get('reward'))}"]
-    numbers += [
-        f"{escape(key)} {svg.number(value)}" for key, value in (transcript.get("components") or {}).items()
-    ]
+    numbers += [f"{escape(key)} {svg.number(value)}" for key, value in (transcript.get("components") or {}).items()]
     numbers.append(escape(transcript.get("outcome", "")))
     messages = transcript.get("messages") or []
     shown = messages[-MAX_MESSAGES:]

@@ -95,9 +95,7 @@ def bars(items: Sequence[Bar], *, title: str, width: int = 560, height: int = 30
         parts.append(_bar(item, centre, bar_w, y_of, position == len(items) - 1))
         parts.append(_text(centre, height - bottom + 20, item.label, "label"))
         parts.append(_text(centre, height - bottom + 38, item.note, "note"))
-    parts.append(
-        f'<line class="axis" x1="{left}" x2="{width - right}" y1="{y_of(0):.1f}" y2="{y_of(0):.1f}"/></svg>'
-    )
+    parts.append(f'<line class="axis" x1="{left}" x2="{width - right}" y1="{y_of(0):.1f}" y2="{y_of(0):.1f}"/></svg>')
     return "".join(parts)
 
 
@@ -213,9 +211,7 @@ def legend(names: Sequence[tuple[str, int]]) -> str:
     )
 
 
-def before_after(
-    before: tuple[Number, Number, Number], after: tuple[Number, Number, Number], *, title: str
-) -> str:
+def before_after(before: tuple[Number, Number, Number], after: tuple[Number, Number, Number], *, title: str) -> str:
     """Two intervals on one axis from 0 to 100 %; each is (mean, low, high)."""
     width, height = 260, 34
     x_of = _scale(0.0, 1.0, 8, width - 8)
@@ -293,9 +289,7 @@ def _runs(xs: Sequence[int], columns: Sequence[Sequence[Number]]) -> list[list[i
     """Positions between gaps."""
     runs: list[list[int]] = [[]]
     for position in range(len(xs)):
-        whole = all(
-            value is not None and math.isfinite(value) for value in (column[position] for column in columns)
-        )
+        whole = all(value is not None and math.isfinite(value) for value in (column[position] for column in columns))
         if whole:
             runs[-1].append(position)
         elif runs[-1]:
@@ -309,9 +303,7 @@ def _band(xs: Sequence[int], one: Series, x_of: _Scale, y_of: _Scale) -> str:
     parts = []
     for run in _runs(xs, (one.lows, one.highs)):
         there = [f"{x_of(xs[position]):.1f},{y_of(one.highs[position] or 0.0):.1f}" for position in run]
-        back = [
-            f"{x_of(xs[position]):.1f},{y_of(one.lows[position] or 0.0):.1f}" for position in reversed(run)
-        ]
+        back = [f"{x_of(xs[position]):.1f},{y_of(one.lows[position] or 0.0):.1f}" for position in reversed(run)]
         parts.append(f'<polygon class="band s{one.colour}" points="{" ".join(there + back)}"/>')
     return "".join(parts)
 
@@ -322,8 +314,7 @@ def _path(xs: Sequence[int], one: Series, x_of: _Scale, y_of: _Scale) -> str:
     for run in _runs(xs, (one.ys,)):
         points = [(x_of(xs[position]), y_of(one.ys[position] or 0.0), position) for position in run]
         parts.append(
-            f'<polyline class="line s{one.colour}" '
-            f'points="{" ".join(f"{x:.1f},{y:.1f}" for x, y, _ in points)}"/>'
+            f'<polyline class="line s{one.colour}" points="{" ".join(f"{x:.1f},{y:.1f}" for x, y, _ in points)}"/>'
         )
         for x, y, position in points:
             tip = f"step {xs[position]}: {number(one.ys[position])}"

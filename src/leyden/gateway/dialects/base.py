@@ -112,9 +112,7 @@ def take(body: Body, key: str, check: Callable[[Any], bool], what: str, default:
     if value is None:
         return default
     if not check(value):
-        raise RequestRefused(
-            f"{key} is {_short(value)}; it must be {what}", field=key, hint=f"send {key} as {what}"
-        )
+        raise RequestRefused(f"{key} is {_short(value)}; it must be {what}", field=key, hint=f"send {key} as {what}")
     return value
 
 

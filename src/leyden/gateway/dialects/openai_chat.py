@@ -42,9 +42,7 @@ class OpenAIChat:
                 field="response_format", hint='only {"type": "text"} is; ask for the format in the prompt',
             )  # fmt: skip
         logprobs = take(body, "logprobs", lambda v: isinstance(v, bool), "true or false", False)
-        top = take(
-            body, "top_logprobs", lambda v: isinstance(v, int) and 0 <= v <= 20, "a whole number from 0 to 20"
-        )
+        top = take(body, "top_logprobs", lambda v: isinstance(v, int) and 0 <= v <= 20, "a whole number from 0 to 20")
         if top and not logprobs:
             raise RequestRefused(
                 "top_logprobs was sent without logprobs = true",
@@ -93,17 +91,13 @@ class OpenAIChat:
                     text=message.get("content") or "",
                 )
             )
-        return Capture(
-            prompt_ids=answer.get("prompt_token_ids"), choices=choices, usage=answer.get("usage") or {}
-        )
+        return Capture(prompt_ids=answer.get("prompt_token_ids"), choices=choices, usage=answer.get("usage") or {})
 
     def public(self, answer: Body, request: ModelRequest) -> Body:
         """What the harness gets of an unstreamed answer."""
         public = {key: answer[key] for key in _TOP_FIELDS if key in answer}
         public["model"] = request.alias
-        public["choices"] = [
-            self._public_choice(choice, "message", request) for choice in answer.get("choices") or ()
-        ]
+        public["choices"] = [self._public_choice(choice, "message", request) for choice in answer.get("choices") or ()]
         if request.ids_wanted:
             public["prompt_token_ids"] = answer.get("prompt_token_ids")
         public["usage"] = answer.get("usage")
@@ -129,9 +123,7 @@ class OpenAIChat:
 
     def chunks(self, response: Mapping[str, Any], request: ModelRequest) -> list[Body]:
         """A stored answer as the chunks of a stream, for a replay."""
-        head = {key: response[key] for key in _TOP_FIELDS if key in response} | {
-            "object": "chat.completion.chunk"
-        }
+        head = {key: response[key] for key in _TOP_FIELDS if key in response} | {"object": "chat.completion.chunk"}
         usage = {"usage": None} if request.usage_wanted else {}
         chunks: list[Body] = []
         for choice in response.get("choices") or ():

@@ -127,9 +127,7 @@ class OpenAICompletions:
             "logprobs": choice.get("logprobs") if request.logprobs_wanted else None,
         }
         if request.ids_wanted:
-            public |= {
-                key: choice[key] for key in ("token_ids", "prompt_token_ids") if choice.get(key) is not None
-            }
+            public |= {key: choice[key] for key in ("token_ids", "prompt_token_ids") if choice.get(key) is not None}
         return public
 
 

@@ -131,8 +131,4 @@ def merge_tool_calls(calls: list[Body], deltas: list[Body]) -> None:
 def _is_stop(value: object) -> bool:
     if isinstance(value, str):
         return value != ""
-    return (
-        isinstance(value, list)
-        and 0 < len(value) <= 16
-        and all(isinstance(item, str) and item for item in value)
-    )
+    return isinstance(value, list) and 0 < len(value) <= 16 and all(isinstance(item, str) and item for item in value)

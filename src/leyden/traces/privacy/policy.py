@@ -30,9 +30,7 @@ class Privacy:
         for purpose, fields in (("default", self.default), *self.by_purpose.items()):
             unknown = fields - FIELDS
             if unknown:
-                raise ConfigError(
-                    f"privacy for {purpose!r} allows {sorted(unknown)}; known fields: {sorted(FIELDS)}"
-                )
+                raise ConfigError(f"privacy for {purpose!r} allows {sorted(unknown)}; known fields: {sorted(FIELDS)}")
             if "tokens" in fields and not {"request", "response"} <= fields:
                 raise ConfigError(
                     f"privacy for {purpose!r} allows tokens but not request and response; ids spell both "

@@ -49,9 +49,7 @@ def strip_tokens(value: Any) -> Any:
     """`value` without ids, log-probabilities and texts cut into tokens."""
     if isinstance(value, Mapping):
         return {
-            key: WITHHELD
-            if key in _TOKEN_KEYS and isinstance(item, list | tuple | Mapping)
-            else strip_tokens(item)
+            key: WITHHELD if key in _TOKEN_KEYS and isinstance(item, list | tuple | Mapping) else strip_tokens(item)
             for key, item in value.items()
         }
     if isinstance(value, list | tuple):

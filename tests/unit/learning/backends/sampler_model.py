@@ -12,14 +12,10 @@ TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] or '' }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-TOOL_TEMPLATE = (
-    "{% if tools %}<|im_start|>system\nTools: {{ tools | tojson }}<|im_end|>\n{% endif %}" + TEMPLATE
-)
+TOOL_TEMPLATE = "{% if tools %}<|im_start|>system\nTools: {{ tools | tojson }}<|im_end|>\n{% endif %}" + TEMPLATE
 
 
-def build(
-    folder: Path, *, template: str = TEMPLATE, pad: bool = False, context: int = 512, seed: int = 0
-) -> Path:
+def build(folder: Path, *, template: str = TEMPLATE, pad: bool = False, context: int = 512, seed: int = 0) -> Path:
     """Write the model and its tokenizer to `folder`."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))

@@ -44,12 +44,8 @@ class Served:
 
 def served(folder: Path, **config: Any) -> Served:
     torch.set_num_threads(1)
-    policy = PolicyConfig(
-        model=str(build(folder)), max_context=128, sampling=SamplingConfig(max_tokens=8), **config
-    )
-    return Served(
-        EmbeddedBackend("main", policy, LearnConfig(layout="padded"), version=1, drain_timeout_s=10)
-    )
+    policy = PolicyConfig(model=str(build(folder)), max_context=128, sampling=SamplingConfig(max_tokens=8), **config)
+    return Served(EmbeddedBackend("main", policy, LearnConfig(layout="padded"), version=1, drain_timeout_s=10))
 
 
 @pytest.fixture(params=["float32", "bfloat16", "lora"])
@@ -73,9 +69,7 @@ def batch_of(prompt: list[int], choices: list[Any], credit: float = 1.0) -> Batc
         action_N=np.repeat(np.arange(len(ids), dtype=np.int32), lengths),
         offset_N=np.concatenate([np.arange(n, dtype=np.int32) for n in lengths]),
         token_N=np.concatenate(ids),
-        logp_sampler_N=np.concatenate(
-            [np.asarray(c["logprobs"]["token_logprobs"], np.float32) for c in choices]
-        ),
+        logp_sampler_N=np.concatenate([np.asarray(c["logprobs"]["token_logprobs"], np.float32) for c in choices]),
         credit_N=np.full(total, credit, np.float32),
         weight_N=np.full(total, 1.0 / total, np.float32),
         num_rollouts=len(ids),

@@ -12,9 +12,7 @@ from leyden.learning.backends.embedded.chat import ChatFormat
 from leyden.learning.backends.embedded.model import load_model
 from leyden.learning.backends.embedded.tools import parse
 
-TOOLS = [
-    {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
-]
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
 ASK = [{"role": "user", "content": "1+2?"}]
 
 
@@ -70,9 +68,7 @@ def test_text_parts_are_joined_and_images_are_refused_by_name(plain: ChatFormat)
         ),
     ],
 )
-def test_messages_that_cannot_be_rendered_are_refused_by_name(
-    plain: ChatFormat, messages: Any, named: str
-) -> None:
+def test_messages_that_cannot_be_rendered_are_refused_by_name(plain: ChatFormat, messages: Any, named: str) -> None:
     with pytest.raises(RequestRefused, match=named) as refused:
         plain.encode(messages)
     assert refused.value.status == 400
@@ -112,9 +108,7 @@ def test_a_parsed_call_and_its_answer_are_rendered_back_as_they_were_sampled(pla
     assert f"<|im_start|>user\n{response}<|im_end|>" in rendered
 
 
-@pytest.mark.parametrize(
-    "choice", ["required", {"type": "function", "function": {"name": "add"}}, "sometimes"]
-)
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}, "sometimes"])
 def test_a_forced_tool_call_is_refused_by_name(plain: ChatFormat, choice: Any) -> None:
     with pytest.raises(RequestRefused, match="tool_choice"):
         plain.encode(ASK, TOOLS, choice)

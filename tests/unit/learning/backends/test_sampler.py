@@ -68,9 +68,7 @@ def ask(sampler: Sampler, prompt: Sequence[int] | str, **options: Any) -> tuple[
     return heard, ticket
 
 
-def reference(
-    loaded: LoadedModel, prompt: Sequence[int], ids: Sequence[int], temperature: float = 1.0
-) -> list[float]:
+def reference(loaded: LoadedModel, prompt: Sequence[int], ids: Sequence[int], temperature: float = 1.0) -> list[float]:
     """log p(ids | prompt) from one plain forward pass over the whole sequence."""
     whole_BT = torch.tensor([[*prompt, *ids]])
     with torch.no_grad(), attention_scope(causal_kernel), loaded.compute():
@@ -84,9 +82,7 @@ def close(a: Sequence[float], b: Sequence[float], tolerance: float = 1e-4) -> bo
     return len(a) == len(b) and all(abs(x - y) <= tolerance for x, y in zip(a, b, strict=True))
 
 
-def test_logprobs_of_batched_requests_equal_a_plain_forward_pass(
-    sampler: Sampler, loaded: LoadedModel
-) -> None:
+def test_logprobs_of_batched_requests_equal_a_plain_forward_pass(sampler: Sampler, loaded: LoadedModel) -> None:
     prompts = [[(7 * i + j * j) % 250 for j in range(3 + 5 * i)] for i in range(9)]
     sampler.pause(5)
     asked = [ask(sampler, p, seed=i, temperature=0.7) for i, p in enumerate(prompts)]
@@ -102,10 +98,7 @@ def test_logprobs_of_reused_prefixes_and_staggered_requests_equal_a_plain_forwar
     shared = [(3 * j) % 250 for j in range(40)]
     first, _ = ask(sampler, shared, seed=1, max_tokens=30)
     assert first.first.wait(30) and first.wait()
-    later = [
-        ([*shared, i, i + 1], ask(sampler, [*shared, i, i + 1], seed=i, max_tokens=20 + i)[0])
-        for i in range(4)
-    ]
+    later = [([*shared, i, i + 1], ask(sampler, [*shared, i, i + 1], seed=i, max_tokens=20 + i)[0]) for i in range(4)]
     again = shared + first.ids[0][:-1] + [9, 8, 7]
     later.append((again, ask(sampler, again, seed=5)[0]))
     for prompt, heard in later:
@@ -183,20 +176,14 @@ def test_the_text_ends_before_a_stop_string_that_crosses_tokens(sampler: Sampler
     for seed in range(50):
         plain = ask(sampler, "stop", seed=seed, max_tokens=60)[0].wait()
         text = plain.text[0]
-        pairs = [
-            i
-            for i in range(2, len(text) - 1)
-            if text[i : i + 2].isascii() and text.find(text[i : i + 2]) == i
-        ]
+        pairs = [i for i in range(2, len(text) - 1) if text[i : i + 2].isascii() and text.find(text[i : i + 2]) == i]
         if pairs:
             at = pairs[0]
             break
     else:
         raise AssertionError("no seed gave two ASCII neighbours")
     for stream in (False, True):
-        cut = ask(sampler, "stop", seed=seed, max_tokens=60, stop=(text[at : at + 2],), stream=stream)[
-            0
-        ].wait()
+        cut = ask(sampler, "stop", seed=seed, max_tokens=60, stop=(text[at : at + 2],), stream=stream)[0].wait()
         assert cut.text[0] == text[:at]
         assert cut.reasons[0] == "stop"
         assert cut.ids[0] == plain.ids[0][: len(cut.ids[0])]
@@ -316,9 +303,7 @@ def test_a_change_of_weights_is_sampled_and_no_stale_keys_are_reused(tmp_path: P
             sampler.resume(version=1)
             after = ask(sampler, prompt, seed=1)[0].wait()
             assert before.logprobs != after.logprobs
-            assert close(
-                after.logprobs[0], reference(mine, prompt, after.ids[0]), 1e-4 if dtype == "float32" else 0.3
-            )
+            assert close(after.logprobs[0], reference(mine, prompt, after.ids[0]), 1e-4 if dtype == "float32" else 0.3)
         finally:
             sampler.close()
 

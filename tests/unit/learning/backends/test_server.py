@@ -27,13 +27,9 @@ class Engine:
     def __init__(self, loaded: LoadedModel) -> None:
         self.loaded = loaded
         self.sampler = Sampler(loaded, version=3, seed=5)
-        self.server = EngineServer(
-            "main", self.sampler, ChatFormat(loaded), tool_parser="hermes", default_max_tokens=9
-        )
+        self.server = EngineServer("main", self.sampler, ChatFormat(loaded), tool_parser="hermes", default_max_tokens=9)
         self.url = self.server.start()
-        self.sdk = openai.OpenAI(
-            base_url=f"{self.url}/v1", api_key=self.server.key, max_retries=0, timeout=30
-        )
+        self.sdk = openai.OpenAI(base_url=f"{self.url}/v1", api_key=self.server.key, max_retries=0, timeout=30)
         self.http = httpx.Client(
             base_url=self.url,
             headers={"authorization": f"Bearer {self.server.key}"},
@@ -77,9 +73,7 @@ def test_chat_by_the_sdk_equals_its_stream(engine: Engine) -> None:
     options: Any = {"model": MODEL, "messages": ASK, "seed": 4, "max_tokens": 40, "logprobs": True,
                     "extra_body": {"return_token_ids": True}}  # fmt: skip
     whole = engine.sdk.chat.completions.create(**options)
-    chunks = list(
-        engine.sdk.chat.completions.create(**options, stream=True, stream_options={"include_usage": True})
-    )
+    chunks = list(engine.sdk.chat.completions.create(**options, stream=True, stream_options={"include_usage": True}))
     raw: Any = whole.choices[0]
     assert len(raw.token_ids) == len(raw.logprobs.content) == whole.usage.completion_tokens
     assert whole.usage.prompt_tokens == len(whole.prompt_token_ids)
@@ -110,19 +104,13 @@ def test_completions_by_the_sdk_equal_their_stream_for_text_and_ids(engine: Engi
 
 
 def test_several_prompts_with_several_choices_keep_their_order(engine: Engine) -> None:
-    answer = engine.post(
-        "completions", prompt=[[1, 2], [3, 4, 5]], n=2, seed=1, max_tokens=4, return_token_ids=True
-    )
+    answer = engine.post("completions", prompt=[[1, 2], [3, 4, 5]], n=2, seed=1, max_tokens=4, return_token_ids=True)
     choices = answer.json()["choices"]
     assert [c["index"] for c in choices] == [0, 1, 2, 3]
     assert [c["prompt_token_ids"] for c in choices] == [[1, 2], [1, 2], [3, 4, 5], [3, 4, 5]]
     usage = answer.json()["usage"]
-    assert usage["prompt_tokens"] == 5 and usage["completion_tokens"] == sum(
-        len(c["token_ids"]) for c in choices
-    )
-    alone = engine.post(
-        "completions", prompt=[3, 4, 5], n=2, seed=1, max_tokens=4, return_token_ids=True
-    ).json()
+    assert usage["prompt_tokens"] == 5 and usage["completion_tokens"] == sum(len(c["token_ids"]) for c in choices)
+    alone = engine.post("completions", prompt=[3, 4, 5], n=2, seed=1, max_tokens=4, return_token_ids=True).json()
     assert [c["token_ids"] for c in alone["choices"]] == [c["token_ids"] for c in choices[2:]]
 
 
@@ -170,9 +158,7 @@ def test_another_version_is_a_404(engine: Engine) -> None:
         ("messages", []),
     ],
 )
-def test_what_cannot_be_honoured_is_a_400_that_names_the_field(
-    engine: Engine, field: str, value: Any
-) -> None:
+def test_what_cannot_be_honoured_is_a_400_that_names_the_field(engine: Engine, field: str, value: Any) -> None:
     answer = engine.post("chat/completions", **{"messages": ASK, "tools": TOOLS, field: value})
     assert answer.status_code == 400, answer.text
     assert field in answer.json()["error"]["message"] and answer.json()["error"]["param"].startswith(field)
@@ -226,9 +212,7 @@ def test_a_client_that_leaves_frees_its_slots(engine: Engine) -> None:
         with engine.http.stream("POST", "/v1/completions", json=body) as answer:
             next(answer.iter_lines())
         with pytest.raises(httpx.ReadTimeout):
-            engine.http.post(
-                "/v1/completions", json={**body, "stream": False}, timeout=httpx.Timeout(30, read=0.05)
-            )
+            engine.http.post("/v1/completions", json={**body, "stream": False}, timeout=httpx.Timeout(30, read=0.05))
         engine.sampler.pause(30)
         assert engine.sampler.num_active == 0
         assert engine.sampler.counters.num_aborted > before
@@ -240,9 +224,7 @@ def test_a_client_that_leaves_frees_its_slots(engine: Engine) -> None:
 def test_a_held_request_is_answered_after_resume(engine: Engine) -> None:
     engine.sampler.pause(30)
     answers: list[httpx.Response] = []
-    caller = threading.Thread(
-        target=lambda: answers.append(engine.post("completions", prompt=[1], max_tokens=2))
-    )
+    caller = threading.Thread(target=lambda: answers.append(engine.post("completions", prompt=[1], max_tokens=2)))
     caller.start()
     caller.join(0.05)
     engine.sampler.resume()

@@ -103,13 +103,9 @@ class EmbeddedBackend:
         """
         trainer = self._require_trainer()
         if version <= self.version:
-            raise LearningError(
-                f"version {version} does not come after {self.version}; versions are never reused"
-            )
+            raise LearningError(f"version {version} does not come after {self.version}; versions are never reused")
         if self._between_versions:
-            raise LearningError(
-                "an earlier update failed between two steps; load a checkpoint before the next update"
-            )
+            raise LearningError("an earlier update failed between two steps; load a checkpoint before the next update")
         num_steps = trainer.num_steps
         with self._held():
             try:
@@ -197,16 +193,12 @@ class EmbeddedBackend:
 
     def _require_trainer(self) -> Trainer:
         if self.trainer is None:
-            raise LearningError(
-                f"policy {self.policy!r} is not trained; set policies.{self.policy}.trainable = true"
-            )
+            raise LearningError(f"policy {self.policy!r} is not trained; set policies.{self.policy}.trainable = true")
         return self.trainer
 
     def _refuse_between(self, what: str) -> None:
         if self._between_versions:
-            raise LearningError(
-                f"cannot {what}: an update failed between two steps, so these weights are no version"
-            )
+            raise LearningError(f"cannot {what}: an update failed between two steps, so these weights are no version")
 
 
 def _give_back_memory() -> None:

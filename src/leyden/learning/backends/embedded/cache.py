@@ -112,9 +112,7 @@ class SlotKernel:
         self.bias_R1QC = bias_RQC.masked_fill_(~seen_RQC, float("-inf"))[:, None]
         self.bias_by_groups: dict[int, Tensor] = {}
 
-    def __call__(
-        self, module: nn.Module, q_RHQD: Tensor, k_RKQD: Tensor, v_RKQD: Tensor, scaling: float
-    ) -> Tensor:
+    def __call__(self, module: nn.Module, q_RHQD: Tensor, k_RKQD: Tensor, v_RKQD: Tensor, scaling: float) -> Tensor:
         """out_RHQD; `module.layer_idx` says which layer of the cache is meant."""
         layer = module.layer_idx
         assert isinstance(layer, int)

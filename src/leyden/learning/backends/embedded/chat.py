@@ -66,9 +66,7 @@ class ChatFormat:
             # A template that stumbles over a plain tool cannot be relied on with tools.
             return False
 
-    def encode(
-        self, messages: Any, tools: Sequence[Message] | None = None, tool_choice: Any = None
-    ) -> ChatPrompt:
+    def encode(self, messages: Any, tools: Sequence[Message] | None = None, tool_choice: Any = None) -> ChatPrompt:
         """The prompt for the next assistant turn. Raises RequestRefused."""
         check_tool_choice(tool_choice, tools)
         checked = check_messages(messages)
@@ -141,8 +139,7 @@ def check_tool_choice(tool_choice: Any, tools: Sequence[Message] | None) -> None
         return
     if isinstance(tool_choice, dict) or tool_choice == "required":
         raise RequestRefused(
-            f"tool_choice {json.dumps(tool_choice)} forces a call, which this engine cannot guarantee; "
-            "use 'auto'",
+            f"tool_choice {json.dumps(tool_choice)} forces a call, which this engine cannot guarantee; use 'auto'",
             field="tool_choice",
         )
     raise RequestRefused(f"tool_choice {tool_choice!r} is unknown; use 'auto' or 'none'", field="tool_choice")
@@ -160,14 +157,10 @@ def _check_message(message: Any, where: str) -> dict[str, Any]:
         raise RequestRefused(f"{where} is {type(message).__name__}, not an object", field=where)
     role = message.get("role")
     if role not in ROLES:
-        raise RequestRefused(
-            f"{where}.role is {role!r}; known here: {', '.join(ROLES)}", field=f"{where}.role"
-        )
+        raise RequestRefused(f"{where}.role is {role!r}; known here: {', '.join(ROLES)}", field=f"{where}.role")
     unknown = [key for key, value in message.items() if key not in _KEYS and value not in (None, [], {})]
     if unknown:
-        raise RequestRefused(
-            f"{where}.{unknown[0]} is not supported; leave it out", field=f"{where}.{unknown[0]}"
-        )
+        raise RequestRefused(f"{where}.{unknown[0]} is not supported; leave it out", field=f"{where}.{unknown[0]}")
     out = {key: message[key] for key in _KEYS if message.get(key) is not None}
     calls = message.get("tool_calls") or []
     content = message.get("content")
@@ -188,9 +181,7 @@ def _text(content: Any, where: str) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise RequestRefused(
-            f"{where} is {type(content).__name__}; send a string or a list of parts", field=where
-        )
+        raise RequestRefused(f"{where} is {type(content).__name__}; send a string or a list of parts", field=where)
     texts = []
     for i, part in enumerate(content):
         kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
@@ -217,9 +208,7 @@ def _check_call(call: Any, where: str) -> dict[str, Any]:
                 f"{where}.function.arguments is not JSON: {error}", field=f"{where}.function.arguments"
             ) from None
     if not isinstance(arguments, dict):
-        raise RequestRefused(
-            f"{where}.function.arguments is no JSON object", field=f"{where}.function.arguments"
-        )
+        raise RequestRefused(f"{where}.function.arguments is no JSON object", field=f"{where}.function.arguments")
     return {
         "id": call.get("id"),
         "type": "function",
@@ -242,9 +231,7 @@ def to_hermes(messages: Sequence[Message], tools: Sequence[Message]) -> list[dic
         blocks = [message["content"]] if message["content"] else []
         for call in message.get("tool_calls", ()):
             function = call["function"]
-            text = json.dumps(
-                {"name": function["name"], "arguments": function["arguments"]}, ensure_ascii=False
-            )
+            text = json.dumps({"name": function["name"], "arguments": function["arguments"]}, ensure_ascii=False)
             blocks.append(f"{OPEN}\n{text}\n{CLOSE}")
         out.append({"role": message["role"], "content": "\n".join(blocks)})
     if tools:

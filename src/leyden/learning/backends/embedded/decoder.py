@@ -222,9 +222,7 @@ class Decoder:
         """Raise LearningError unless sampler and trainer now read the same weights."""
         stale = shadow.stale(self._causal)
         if stale:
-            raise LearningError(
-                f"{stale} layers of the sampler hold other weights than the trainer after an update"
-            )
+            raise LearningError(f"{stale} layers of the sampler hold other weights than the trainer after an update")
         ids_BT = torch.arange(7, device=self.loaded.device)[None] % self.loaded.vocab_size
         positions_BT = torch.arange(7, device=self.loaded.device)[None]
         with torch.no_grad(), self.loaded.compute(), attention_scope(causal_kernel):

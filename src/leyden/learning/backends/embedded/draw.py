@@ -63,9 +63,7 @@ def _invert(p_BV: Tensor, uniforms: Sequence[float]) -> Tensor:
     total_B1 = cumulative_BN[:, -1:]
     target_B1 = torch.tensor(uniforms, dtype=torch.float64, device=p_BV.device)[:, None] * total_B1
     block_B1 = torch.searchsorted(cumulative_BN, _below(target_B1, total_B1), right=True)
-    inside_BW = p_BNW.gather(1, block_B1[:, :, None].expand(-1, -1, _BLOCK))[:, 0].cumsum(
-        -1, dtype=torch.float64
-    )
+    inside_BW = p_BNW.gather(1, block_B1[:, :, None].expand(-1, -1, _BLOCK))[:, 0].cumsum(-1, dtype=torch.float64)
     before_B1 = nn.functional.pad(cumulative_BN, (1, 0)).gather(-1, block_B1)
     rest_B1 = _below(target_B1 - before_B1, inside_BW[:, -1:])
     return (block_B1 * _BLOCK + torch.searchsorted(inside_BW, rest_B1, right=True))[:, 0]

@@ -130,8 +130,7 @@ class Sampler:
         low, high = min(prompt), max(prompt)
         if low < 0 or high >= self.loaded.vocab_size:
             raise RequestRefused(
-                f"the prompt holds token id {low if low < 0 else high}; ids run from 0 to "
-                f"{self.loaded.vocab_size - 1}",
+                f"the prompt holds token id {low if low < 0 else high}; ids run from 0 to {self.loaded.vocab_size - 1}",
                 field="prompt",
             )
         assert request.max_tokens >= 1 and request.num_choices >= 1
@@ -279,9 +278,7 @@ class Sampler:
         elif s.request.stream:
             self._send(s)
 
-    def _send(
-        self, s: RunningSequence, finish_reason: str | None = None, stop_reason: str | int | None = None
-    ) -> None:
+    def _send(self, s: RunningSequence, finish_reason: str | None = None, stop_reason: str | int | None = None) -> None:
         text, ids, logprobs = "".join(s.parts), s.ids[s.num_sent :], s.logprobs[s.num_sent :]
         s.parts, s.num_sent = [], len(s.ids)
         s.sink(

@@ -129,9 +129,7 @@ class EngineServer:
         deadline = time.monotonic() + START_TIMEOUT_S
         while not self._server.started:
             if not self._thread.is_alive() or time.monotonic() > deadline:
-                raise LearningError(
-                    f"the embedded engine did not listen on 127.0.0.1 within {START_TIMEOUT_S:.0f} s"
-                )
+                raise LearningError(f"the embedded engine did not listen on 127.0.0.1 within {START_TIMEOUT_S:.0f} s")
             time.sleep(0.005)
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         return self.url
@@ -155,15 +153,11 @@ class EngineServer:
             ]
         )
 
-    def _guard(
-        self, handler: Callable[[Request], Awaitable[Response]]
-    ) -> Callable[[Request], Awaitable[Response]]:
+    def _guard(self, handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
         async def guarded(request: Request) -> Response:
             given = request.headers.get("authorization", "")
             if not hmac.compare_digest(given.encode(), f"Bearer {self.key}".encode()):
-                return _refuse(
-                    RequestRefused("the key is missing or wrong", status=401, kind="invalid_api_key")
-                )
+                return _refuse(RequestRefused("the key is missing or wrong", status=401, kind="invalid_api_key"))
             try:
                 return await handler(request)
             except RequestRefused as error:
@@ -237,9 +231,7 @@ class EngineServer:
                 return [prompt]
             if all(_is_ids(item) for item in prompt):
                 return prompt
-        raise RequestRefused(
-            "prompt must be a string, a list of token ids, or a list of either", field="prompt"
-        )
+        raise RequestRefused("prompt must be a string, a list of token ids, or a list of either", field="prompt")
 
     async def _answer(
         self,
@@ -254,17 +246,11 @@ class EngineServer:
         requests = [make(ids) for ids in prompts]
         num_choices = sum(r.num_choices for r in requests)
         if num_choices > MAX_CHOICES:
-            raise RequestRefused(
-                f"{num_choices} choices are more than {MAX_CHOICES}; send fewer prompts", field="n"
-            )
-        job = _Job(
-            Answer(wishes, body["model"], prompts, self._token_text), requests, num_choices, parser, headers
-        )
+            raise RequestRefused(f"{num_choices} choices are more than {MAX_CHOICES}; send fewer prompts", field="n")
+        job = _Job(Answer(wishes, body["model"], prompts, self._token_text), requests, num_choices, parser, headers)
         mailbox = self._send(job)
         if wishes.stream:
-            return StreamingResponse(
-                self._stream(job, mailbox), media_type="text/event-stream", headers=headers
-            )
+            return StreamingResponse(self._stream(job, mailbox), media_type="text/event-stream", headers=headers)
         return await self._whole(request, job, mailbox)
 
     def _send(self, job: _Job) -> _Mailbox:

@@ -100,9 +100,7 @@ def packing_works() -> bool:
             x, w = torch.randn(3, 32).bfloat16(), torch.randn(48, 32).bfloat16()
             packed = torch.ops.mkldnn._reorder_linear_weight(w, _PACKED_BATCH)
             out = torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
-            _packing = bool(
-                torch.allclose(out.float(), nn.functional.linear(x, w).float(), atol=0.1, rtol=0.02)
-            )
+            _packing = bool(torch.allclose(out.float(), nn.functional.linear(x, w).float(), atol=0.1, rtol=0.02))
         except (AttributeError, RuntimeError, NotImplementedError):
             # The operators are not part of torch's public interface: without them plain weights are used.
             _packing = False
@@ -127,9 +125,7 @@ def stale(shadow: nn.Module) -> int:
     return sum(m.is_stale() for m in shadow.modules() if isinstance(m, ShadowLinear))
 
 
-def _clone(
-    module: nn.Module, seen: dict[int, nn.Module], configs: dict[int, Any], casts: _Casts
-) -> nn.Module:
+def _clone(module: nn.Module, seen: dict[int, nn.Module], configs: dict[int, Any], casts: _Casts) -> nn.Module:
     if id(module) in seen:
         return seen[id(module)]
     twin: nn.Module

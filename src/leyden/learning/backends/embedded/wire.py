@@ -84,15 +84,11 @@ def read(
     if not isinstance(options, dict) or set(options) - {"include_usage", "continuous_usage_stats"}:
         raise RequestRefused(f"stream_options {options!r} is not supported", field="stream_options")
     if options.get("continuous_usage_stats"):
-        raise RequestRefused(
-            "continuous_usage_stats is not supported", field="stream_options.continuous_usage_stats"
-        )
+        raise RequestRefused("continuous_usage_stats is not supported", field="stream_options.continuous_usage_stats")
     if options and not stream:
         raise RequestRefused("stream_options is only for stream = true; leave it out", field="stream_options")
     logprobs = _flag(body, "logprobs") if chat else _integer(body, "logprobs", 0, 1, -1) >= 0
-    wishes = Wishes(
-        chat, stream, bool(options.get("include_usage")), logprobs, _flag(body, "return_token_ids")
-    )
+    wishes = Wishes(chat, stream, bool(options.get("include_usage")), logprobs, _flag(body, "return_token_ids"))
     longest = max_tokens_of(body, default_max_tokens)
     stop = body.get("stop")
     stops = [] if stop is None else [stop] if isinstance(stop, str) else stop
