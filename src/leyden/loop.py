@@ -25,6 +25,7 @@ from leyden.learning import algorithms, batch, schedule
 from leyden.learning.backends.base import Backend, Objective, UpdateReport
 from leyden.learning.credit import Credit, apply_credit, credit_groups
 from leyden.release import evaluation, gate, holdout
+from leyden.rewards import canary
 from leyden.runner.outcome import policies
 from leyden.step_report import step_report, update_numbers
 from leyden.store import aio, ledger, queue
@@ -168,10 +169,23 @@ async def reinforce_once(house: House, step: int) -> dict[str, Any]:
     house.progress.end()
     seconds = {"rollouts": collected - started, "update": time.time() - collected}
     report = step_report(house.config, step, house.backend.version, traces, assembly, credit, update, seconds)
+    if house.config.rewards.canary_verifier:
+        report["canary"] = await _watch_canary(house, step, traces)
     await _record_step(house, "rl", step, before, report)
     if (step + 1) % learn.checkpoint_every == 0 or step + 1 == learn.steps:
         await checkpoint(house, stage="rl", step=step + 1, full=True)
     return report
+
+
+async def _watch_canary(house: House, step: int, traces: Sequence[Trace]) -> dict[str, Any] | None:
+    """How far the reward is from the hidden verifier in this step; says so when the gap grows."""
+    rewards = house.config.rewards
+    steps = await aio.read(house.store, lambda connection: ledger.steps(connection, house.run_id))
+    history = [s.report["canary"] for s in steps if s.stage == "rl" and s.step < step and s.report.get("canary")]
+    row = canary.watch(rewards, traces, history)
+    if row and row["alarm"]:
+        house.progress.say(canary.sentence(row, rewards.canary_limit))
+    return row
 
 
 async def imitate(house: House) -> None:

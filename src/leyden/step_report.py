@@ -29,7 +29,9 @@ def step_report(
     clusters = [list(g.rewards) for g in credit.groups if g.rewards]
     interval = stats.cluster_bootstrap(clusters, level=config.eval.level, resamples=1000, seed=config.run.seed)
     success = evaluation.successes(traces, config)
-    sampled_tokens = [sum(call.num_sampled for call in t.calls) for t in traces]
+    # The judge's calls are recorded with the attempt, but they are not the agent's.
+    calls = [[call for call in t.calls if call.policy != (config.rewards.judge.policy or None)] for t in traces]
+    sampled_tokens = [sum(call.num_sampled for call in of) for of in calls]
     return {
         "step": step,
         "version": version,
@@ -55,7 +57,7 @@ def step_report(
         "num_survivors": credit.num_survivors,
         "group_successes": _group_successes(config, traces),
         "tokens_per_rollout": sum(sampled_tokens) / len(sampled_tokens),
-        "calls_per_rollout": sum(len(t.calls) for t in traces) / len(traces),
+        "calls_per_rollout": sum(map(len, calls)) / len(traces),
         "seconds": {**seconds, **{f"update_{k}": v for k, v in update.seconds.items()}},
         **update_numbers(update),
     }

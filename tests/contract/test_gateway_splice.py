@@ -20,7 +20,6 @@ from leyden.testing.running import Started
 from leyden.traces.divergence import Kind
 from leyden.traces.drift import Drift, drift
 
-
 SEED = 12
 """Of the rollouts that are compared; with it every turn has two letters or more, which have two spellings."""
 

@@ -88,6 +88,9 @@ step_timeout_s = 90
 
 [eval]
 resamples = 500
+
+[probes]
+before_training = false   # its reward is how an answer looks, which any constant can have
 """
 
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2] / "src"), "NO_COLOR": "1"}

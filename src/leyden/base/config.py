@@ -43,6 +43,43 @@ class StoreConfig(_Section):
     """`full` also survives a power cut, at one fsync per group commit; `normal` survives a killed process."""
 
 
+class SqliteSnapshot(_Section):
+    """`[harness.snapshots.sqlite.NAME]`"""
+
+    path: str = ""
+    """The database; a relative path is inside the workspace. May hold `{input.field}`."""
+    query: str = ""
+    """Read-only query whose rows are the state; order them, or list every column that tells rows apart."""
+
+
+class PostgresSnapshot(_Section):
+    """`[harness.snapshots.postgres.NAME]`"""
+
+    url_env: str = ""
+    """Environment variable with the connection string; needs the extra `postgres`."""
+    query: str = ""
+    """Query whose rows are the state; it runs in a read-only transaction."""
+
+
+class SnapshotsConfig(_Section):
+    """`[harness.snapshots]`: what is looked at before and after an attempt, beside the hashes of its files."""
+
+    content: list[str] = []
+    """Patterns of workspace files (`*.sql`, `out/*`) whose text is kept too, when it is small."""
+    max_content_bytes: int = Field(4096, ge=1)
+    """Larger files are kept as a hash only."""
+    sqlite: dict[str, SqliteSnapshot] = {}
+    """Rows of SQLite databases, by the name of the snapshot."""
+    postgres: dict[str, PostgresSnapshot] = {}
+    """Rows of PostgreSQL databases, by the name of the snapshot."""
+    callable: str = ""
+    """`file.py:function`, called with (task, workspace) in a process of its own; returns JSON."""
+    max_rows: int = Field(1000, ge=1)
+    """Rows kept per query; more are counted."""
+    timeout_s: float = Field(10.0, gt=0)
+    """Longest time of one query or call."""
+
+
 class HarnessConfig(_Section):
     """`[harness]`"""
 
@@ -71,6 +108,8 @@ class HarnessConfig(_Section):
     imported them, which saves their import time per attempt. The harness itself is unchanged."""
     max_attempts: int = Field(3, ge=1)
     """Attempts of a rollout, the first included, when the outcome is retried."""
+    snapshots: SnapshotsConfig = SnapshotsConfig()
+    """State of the environment that is recorded before and after each attempt."""
 
 
 class TasksConfig(_Section):
@@ -147,13 +186,54 @@ class PolicyConfig(_Section):
     """For evaluation."""
 
 
+class WeightSchedule(_Section):
+    """`[rewards.schedule.NAME]`: a weight that changes linearly between two steps. Evaluation uses `last`."""
+
+    first: float = 0.0
+    """Weight up to `from_step`."""
+    last: float = 0.0
+    """Weight from `to_step` on."""
+    from_step: int = Field(0, ge=0)
+    """Step (from 0) at which it begins to change."""
+    to_step: int = Field(1, ge=1)
+    """Step at which it has changed."""
+
+
+class JudgeConfig(_Section):
+    """`[rewards.judge]`: a model that scores, asked through the gateway."""
+
+    policy: str = ""
+    """Alias that the judge answers under, not the policy that is trained; empty means that there is no judge."""
+    rubric: str = ""
+    """Text file that says what is good; `{input.field}` and `{answer}` are filled in from the task."""
+    source: str = "final_text"
+    """What it reads: `final_text`, `stdout`, or `file:NAME` in the workspace."""
+    component: str = "judge"
+    """Name of the component that it gives."""
+    low: float = 0.0
+    """Lowest score that the rubric allows."""
+    high: float = 1.0
+    """Highest score that the rubric allows; scores are recorded as given."""
+    max_tokens: int = Field(256, ge=16)
+    """Of the judge's answer."""
+    timeout_s: float = Field(60.0, gt=0)
+    """Longest wait for one answer."""
+    max_chars: int = Field(20_000, ge=100)
+    """A longer answer of the agent is cut in the middle, and the judge is told."""
+
+
 class RewardsConfig(_Section):
     """`[rewards]`"""
 
     verifier: str = ""
-    """`file.py:function`, or a command that reads one JSON object and prints one."""
+    """`file.py:function`, a command that reads one JSON object and prints one, or `builtin:NAME`, several joined
+    by `+` (docs/rewards.md lists them)."""
+    settings: dict[str, dict[str, Any]] = {}
+    """Settings of built-in verifiers, by name: `[rewards.settings.exact]`."""
     weights: dict[str, float] = {}
     """Component to weight; empty means weight 1 for a single component."""
+    schedule: dict[str, WeightSchedule] = {}
+    """Component to a weight that changes over the steps; such a component is not in `weights`."""
     gates: dict[str, str] = {}
     """Component to the component that must be above 0 for it to count."""
     clip: dict[str, tuple[float, float]] = {}
@@ -166,6 +246,38 @@ class RewardsConfig(_Section):
     """Whether an attempt's own key may post rewards."""
     on_failure: dict[str, Literal["train", "zero", "retry", "exclude"]] = {}
     """Outcome to policy; replaces the defaults of `leyden.runner.outcome`."""
+    judge: JudgeConfig = JudgeConfig()
+    """A model that scores; its component joins those of the verifier."""
+    canary_verifier: str = ""
+    """A second verifier that nothing is trained on, written as `verifier` is; it returns one number, 1 for solved
+    and 0 for not. A growing gap to the first one is the mark of a reward that is being fooled."""
+    canary_share: float = Field(0.25, gt=0, le=1)
+    """Share of the training tasks, chosen by the hash of their id, that it looks at."""
+    canary_baseline: int = Field(5, ge=2)
+    """Steps of a run whose mean gap is taken as normal."""
+    canary_drift: float = Field(0.5, gt=0)
+    """Standard errors by which a step may exceed the normal gap before it counts."""
+    canary_limit: float = Field(5.0, gt=0)
+    """Alarm when the excesses have summed up to so many standard errors (CUSUM)."""
+
+
+class ProbesConfig(_Section):
+    """`[probes]`"""
+
+    before_training: bool = True
+    """Run the cheap probes before `leyden train`, which refuses when one wins."""
+    tasks: int = Field(4, ge=1)
+    """Training tasks that each probe is run at; before training at most two."""
+    bound: float = Field(0.2, ge=0, le=1)
+    """A probe wins when its share of solved tasks, or of the highest reward, is above this."""
+    bounds: dict[str, float] = {}
+    """The same for single probes, by name; 1 lets everything pass."""
+    skip: list[str] = []
+    """Probes that are not run."""
+    files: list[str] = []
+    """Python files with probes of your own (docs/probes.md)."""
+    timeout_s: float = Field(300.0, gt=0)
+    """Longest time of all probes together; what is not over then is reported as not judged."""
 
 
 class SftConfig(_Section):
@@ -300,6 +412,8 @@ class Config(_Section):
     """What is improved, by the name that calls ask for."""
     rewards: RewardsConfig = RewardsConfig()
     """What is good."""
+    probes: ProbesConfig = ProbesConfig()
+    """How the rewards are tried before they are trusted."""
     sft: SftConfig | None = None
     """Supervised stage on `tasks.demos` before reinforcement learning; absent means none."""
     learn: LearnConfig = LearnConfig()
@@ -332,11 +446,45 @@ class Config(_Section):
         for component, gate in self.rewards.gates.items():
             if gate == component:
                 raise ValueError(f"rewards.gates.{component} names itself; name another component")
+        _check_schedule(self.rewards)
+        _check_judge(self)
+        _check_bounds(self.probes)
         return self
 
     def resolve(self, path: str) -> Path:
         """`path` as an absolute path, relative to the configuration file."""
         return (self.base_dir / Path(path).expanduser()).resolve()
+
+
+def _check_schedule(rewards: RewardsConfig) -> None:
+    for name, one in rewards.schedule.items():
+        if name in rewards.weights:
+            raise ValueError(f"{name!r} is in rewards.weights and in rewards.schedule; keep one of the two")
+        if one.from_step >= one.to_step:
+            raise ValueError(
+                f"rewards.schedule.{name} goes from step {one.from_step} to step {one.to_step}; "
+                "let to_step be the later one"
+            )
+
+
+def _check_judge(config: Config) -> None:
+    judge = config.rewards.judge
+    if not judge.policy:
+        return
+    if judge.policy == config.learn.policy:
+        raise ValueError(
+            f"rewards.judge.policy = {judge.policy!r} is the policy that is trained; a policy must not judge itself"
+        )
+    if not judge.low < judge.high:
+        raise ValueError(f"rewards.judge: low = {judge.low} is not below high = {judge.high}")
+
+
+def _check_bounds(probes: ProbesConfig) -> None:
+    for name, bound in probes.bounds.items():
+        if not 0 <= bound <= 1:
+            raise ValueError(f"probes.bounds.{name} = {bound} is no share; give a number from 0 to 1")
+        if name in probes.skip:
+            raise ValueError(f"probe {name!r} is in probes.skip and has a bound; keep one of the two")
 
 
 def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:

@@ -15,6 +15,7 @@
     |  +- EngineIncapable   it cannot return what is needed (token ids, log-probs, ...)
     +- HarnessError         the harness cannot be started at all                   (ValueError)
     +- VerifierError        a verifier raised, hung, or returned what is no reward
+    +- ProbeError           a probe earned a reward that nothing like it may earn  (ValueError)
     +- LearningError        the learner cannot go on
     |  +- ModelUnusable     a model or tokenizer cannot be trained or served       (ValueError)
     |  +- ObjectiveError    the objective asked for does not hold for this data    (ValueError)
@@ -106,6 +107,10 @@ class HarnessError(LeydenError, ValueError):
 
 class VerifierError(LeydenError):
     """A verifier raised, hung, or returned what is no reward."""
+
+
+class ProbeError(LeydenError, ValueError):
+    """A probe earned a reward that nothing like it may earn; training would learn to do the same."""
 
 
 class LearningError(LeydenError):

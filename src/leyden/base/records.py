@@ -399,11 +399,13 @@ class Reward:
     value: float
     """Finite."""
     source: str = "verifier"
-    """`verifier`, `agent`, `api`."""
+    """`verifier`, `agent`, `api`, `human`, `canary`."""
     call_id: str | None = None
     """Set for a step reward."""
     created_at: float = 0.0
     """Seconds since the epoch."""
+    version: str = ""
+    """Hash of the definition it was made by (`reward_version`); empty for what people and agents post."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,20 @@ from rich.console import Console
 import leyden
 from leyden.base.errors import ConfigError, Interrupted, LeydenError, TaskError
 
-VERBS = ("init", "quickstart", "doctor", "serve", "run", "train", "eval", "inspect", "export")
+VERBS = (
+    "init",
+    "quickstart",
+    "doctor",
+    "serve",
+    "run",
+    "probe",
+    "train",
+    "eval",
+    "inspect",
+    "label",
+    "judge",
+    "export",
+)
 """Order of `leyden --help`: the order in which a newcomer meets them."""
 
 app = typer.Typer(

@@ -272,7 +272,7 @@ def open_house(
     if training:
         _check_sampling(config)
     check_harness(config)
-    check_verifier(config)
+    check_verifier(config, [*train, *val, *held])
     policy = config.learn.policy
     store = store_of(config)
     run_id = resume.name if resume else new_run_id(config, training)

@@ -15,16 +15,22 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from leyden.base.command import clean_environment, has_placeholder, parse_command
 from leyden.base.config import Config
 from leyden.base.errors import HarnessError, RecordError, VerifierError
-from leyden.base.records import Call, Task, Trace, check_reward
+from leyden.base.records import Task, Trace, check_reward
+from leyden.rewards import library
 from leyden.rewards.components import SINGLE, check_rewards
+from leyden.rewards.evidence import task_dict, trace_dict
+from leyden.rewards.library.base import check_source
 
 WORKER = Path(__file__).with_name("worker.py")
+CALLS = "calls"
+"""Key of a verifier's answer that holds the rewards of single calls."""
 START_S = 60.0
 """Longest wait for a worker that imports the verifier."""
 MAX_REPLY_BYTES = 4 << 20
@@ -32,11 +38,26 @@ MAX_REPLY_BYTES = 4 << 20
 _CALLABLE = re.compile(r"(?P<file>[^\s:]+\.py):(?P<function>[A-Za-z_]\w*)")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assessment:
+    """Everything that a verifier said about one attempt."""
+
+    components: Mapping[str, float] | None
+    """Components of the reward; None where there is no reward."""
+    calls: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Step rewards: call id to components. They do not enter the total."""
+    unusable: str = ""
+    """Why there is no reward although somebody was asked who should have given one (the judge)."""
+
+
 class Verifier(Protocol):
     """Says how good an attempt was."""
 
+    async def assess(self, task: Task, trace: Trace, workspace: Path) -> Assessment:
+        """Components of the reward and of single calls. Raises VerifierError."""
+
     async def verify(self, task: Task, trace: Trace, workspace: Path) -> Mapping[str, float] | None:
-        """Components of the reward, or None where there is no reward. Raises VerifierError."""
+        """Only the components of the reward, or None where there is no reward. Raises VerifierError."""
 
     async def close(self) -> None:
         """End its processes. Idempotent."""
@@ -44,7 +65,15 @@ class Verifier(Protocol):
 
 def verifier_words(config: Config) -> list[str]:
     """Arguments of a worker for `rewards.verifier`. Raises VerifierError."""
-    verifier = config.rewards.verifier
+    return _words(config, config.rewards.verifier)
+
+
+def _words(config: Config, verifier: str) -> list[str]:
+    if verifier.startswith(library.PREFIX):
+        used = library.names_in(verifier)
+        settings = {name: of for name, of in config.rewards.settings.items() if name in used}
+        library.make(verifier, settings, config.base_dir)
+        return ["builtin", verifier, json.dumps(settings), str(config.base_dir)]
     match = _CALLABLE.fullmatch(verifier)
     if match is None:
         if has_placeholder(verifier):
@@ -69,16 +98,67 @@ def verifier_file(config: Config) -> Path | None:
     words = verifier_words(config)
     if words[0] == "callable":
         return Path(words[1])
+    if words[0] == "builtin":
+        return None
     files = [Path(word) for word in words[1:] if word.startswith("/") and Path(word).is_file()]
     return files[-1] if files else None
 
 
-def check_verifier(config: Config) -> None:
-    """Raise VerifierError when the verifier cannot even be loaded. Runs before the first rollout."""
-    check_rewards(config.rewards)
-    if not config.rewards.verifier:
-        return
-    words = verifier_words(config)
+def reward_files(config: Config) -> list[Path]:
+    """Every file whose bytes decide about a reward, for `reward_version`."""
+    files = [file] if (file := verifier_file(config)) else []
+    if config.rewards.verifier.startswith(library.PREFIX):
+        folder = Path(library.__file__).parent
+        files += [folder / "base.py", *(folder / f"{n}.py" for n in library.names_in(config.rewards.verifier))]
+    if config.rewards.judge.policy:
+        files.append(config.resolve(config.rewards.judge.rubric))
+    return files
+
+
+def check_verifier(config: Config, tasks: Sequence[Task] = ()) -> None:
+    """Raise VerifierError when the verifier cannot even be loaded. Runs before the first rollout.
+
+    With `tasks`, also when it compares with an answer that some of them do not have.
+    """
+    rewards = config.rewards
+    check_rewards(rewards)
+    _check_builtin(config, tasks)
+    if rewards.judge.policy and not config.resolve(rewards.judge.rubric).is_file():
+        raise VerifierError(f"rewards.judge.rubric: no file {config.resolve(rewards.judge.rubric)}")
+    try:
+        check_source(rewards.judge.source)
+    except ValueError as error:
+        raise VerifierError(f"rewards.judge.source: {error}") from None
+    for name in (rewards.verifier, rewards.canary_verifier):
+        if name:
+            _check_loads(config, name)
+
+
+def _check_builtin(config: Config, tasks: Sequence[Task]) -> None:
+    rewards = config.rewards
+    builtin = [v for v in (rewards.verifier, rewards.canary_verifier) if v.startswith(library.PREFIX)]
+    used = [name for verifier in builtin for name in library.names_in(verifier)]
+    unused = sorted(set(rewards.settings) - set(used))
+    if unused:
+        raise VerifierError(
+            f"rewards.settings.{unused[0]} is set, but no built-in verifier of that name is used "
+            f"(rewards.verifier = {rewards.verifier!r}); remove it"
+        )
+    for verifier in builtin:
+        own = {name: of for name, of in rewards.settings.items() if name in library.names_in(verifier)}
+        made = library.make(verifier, own, config.base_dir)
+        made.check(tasks)
+        for member, settings in made.parts:
+            limit = getattr(settings, "timeout_s", 0.0)
+            if limit >= rewards.timeout_s:
+                raise VerifierError(
+                    f"rewards.settings.{member.name}.timeout_s = {limit:g} is not below rewards.timeout_s = "
+                    f"{rewards.timeout_s:g}; the verifier would be ended before it can say so"
+                )
+
+
+def _check_loads(config: Config, verifier: str) -> None:
+    words = _words(config, verifier)
     if words[0] == "command":
         return
     try:
@@ -92,19 +172,29 @@ def check_verifier(config: Config) -> None:
         )
     except subprocess.TimeoutExpired:
         raise VerifierError(f"importing {words[1]} took more than {START_S:.0f} s") from None
-    _check_ready(config.rewards.verifier, done.stdout.splitlines()[0] if done.stdout else b"", done.stderr)
+    _check_ready(verifier, done.stdout.splitlines()[0] if done.stdout else b"", done.stderr)
 
 
 def open_verifier(config: Config, *, num_workers: int) -> "VerifierPool | None":
     """The verifier of a configuration; None when `rewards.verifier` is empty. Raises VerifierError."""
-    if not config.rewards.verifier:
+    return _open(config, config.rewards.verifier, num_workers)
+
+
+def open_canary(config: Config, *, num_workers: int) -> "VerifierPool | None":
+    """The hidden second verifier; None when `rewards.canary_verifier` is empty. Raises VerifierError."""
+    return _open(config, config.rewards.canary_verifier, num_workers)
+
+
+def _open(config: Config, verifier: str, num_workers: int) -> "VerifierPool | None":
+    if not verifier:
         return None
     return VerifierPool(
-        config.rewards.verifier,
-        verifier_words(config),
+        verifier,
+        _words(config, verifier),
         env=clean_environment(config, os.environ),
         num_workers=num_workers,
         timeout_s=config.rewards.timeout_s,
+        judge=config.rewards.judge.policy,
     )
 
 
@@ -112,8 +202,17 @@ class VerifierPool:
     """Verifications in `num_workers` processes at once; workers start when they are first needed."""
 
     def __init__(
-        self, name: str, words: Sequence[str], *, env: Mapping[str, str], num_workers: int, timeout_s: float
+        self,
+        name: str,
+        words: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        num_workers: int,
+        timeout_s: float,
+        judge: str = "",
     ) -> None:
+        """Calls of the policy `judge` are not shown to the verifier."""
+        self._judge = judge
         self._name = name
         self._words = list(words)
         self._env = dict(env)
@@ -124,7 +223,16 @@ class VerifierPool:
 
     async def verify(self, task: Task, trace: Trace, workspace: Path) -> Mapping[str, float] | None:
         """See `Verifier.verify`."""
-        request = {"task": task_dict(task), "trace": trace_dict(trace), "workspace": str(workspace)}
+        return (await self.assess(task, trace, workspace)).components
+
+    async def assess(self, task: Task, trace: Trace, workspace: Path) -> Assessment:
+        """See `Verifier.assess`."""
+        evidence = trace_dict(trace, judge=self._judge)
+        return await self.assess_dicts(task_dict(task), evidence, workspace)
+
+    async def assess_dicts(self, task: Mapping[str, Any], trace: Mapping[str, Any], workspace: Path) -> Assessment:
+        """The same for evidence that is made up, as probes do. Raises VerifierError."""
+        request = {"task": task, "trace": trace, "workspace": str(workspace)}
         line = json.dumps(request).encode() + b"\n"
         async with self._slots:
             worker = self._idle.pop() if self._idle else await _Worker.start(self._name, self._words, self._env)
@@ -141,7 +249,7 @@ class VerifierPool:
                     await worker.kill()
         if "error" in reply:
             raise VerifierError(f"verifier {self._name!r} failed: {reply['error']}")
-        return _components(self._name, reply["value"])
+        return _assessment(self._name, reply["value"], {call.get("id") for call in trace.get("calls") or ()})
 
     async def close(self) -> None:
         """See `Verifier.close`."""
@@ -150,49 +258,21 @@ class VerifierPool:
         self._idle.clear()
 
 
-def task_dict(task: Task) -> dict[str, Any]:
-    """What a verifier is told about the task, the answer included."""
-    return {
-        "id": task.id,
-        "split": task.split,
-        "domain": task.domain,
-        "input": dict(task.input),
-        "answer": task.answer,
-    }
-
-
-def trace_dict(trace: Trace) -> dict[str, Any]:
-    """What a verifier is told about the trace: counts, the last conversation, the final text, the spans."""
-    last = next((call for call in reversed(trace.calls) if call.response is not None), None)
-    return {
-        "num_calls": len(trace.calls),
-        "num_prompt_tokens": sum(len(call.prompt_ids) for call in trace.calls),
-        "num_completion_tokens": sum(call.num_sampled for call in trace.calls),
-        "messages": list(last.request.get("messages") or []) if last is not None else [],
-        "final_text": _final_text(last),
-        "outcome": trace.attempt.outcome,
-        "exit_code": trace.attempt.exit_code,
-        "stdout_tail": trace.attempt.stdout_tail,
-        "spans": [{"name": span.name, "kind": span.kind, "attributes": dict(span.attributes)} for span in trace.spans],
-    }
-
-
-def _final_text(call: Call | None) -> str:
-    if call is None:
-        return ""
-    if call.choices and call.choices[0].text:
-        return call.choices[0].text
-    choices = (call.response or {}).get("choices") or [{}]
-    message = choices[0].get("message") or {}
-    return str(message.get("content") or choices[0].get("text") or "")
-
-
-def _components(name: str, value: Any) -> Mapping[str, float] | None:
+def _assessment(name: str, value: Any, known: set[Any]) -> Assessment:
     if value is None or value == {}:
-        return None
-    components = value if isinstance(value, dict) else {SINGLE: value}
+        return Assessment(components=None)
+    components = dict(value) if isinstance(value, dict) else {SINGLE: value}
+    calls = components.pop(CALLS, {})
+    if not isinstance(calls, dict) or not all(isinstance(of, dict) for of in calls.values()):
+        raise VerifierError(f"verifier {name!r} gave {calls!r} for {CALLS!r}; give {{call id: {{component: number}}}}")
+    foreign = sorted(set(calls) - known)
+    if foreign:
+        raise VerifierError(f"verifier {name!r} rewards the call {foreign[0]!r}, which is no call of this attempt")
     try:
-        return {component: check_reward(component, number) for component, number in components.items()}
+        return Assessment(
+            components={one: check_reward(one, number) for one, number in components.items()} or None,
+            calls={c: {one: check_reward(one, number) for one, number in of.items()} for c, of in calls.items()},
+        )
     except RecordError as error:
         raise VerifierError(f"verifier {name!r}: {error}") from None
 

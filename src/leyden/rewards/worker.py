@@ -1,6 +1,8 @@
-"""The process in which a verifier runs. Standard library only; started by `leyden.rewards.verifiers`.
+"""The process in which a verifier runs; started by `leyden.rewards.verifiers`. Standard library only, but for
+built-in verifiers.
 
     worker.py callable FILE FUNCTION [--check]     worker.py command WORD...
+    worker.py builtin VERIFIER SETTINGS FOLDER [--check]
 
 One JSON object per line on standard input, one per line back: `{"value": ...}` or `{"error": ...}`; the first
 line back is `{"ready": true}` or `{"error": ...}`. What the verifier prints goes to standard error.
@@ -32,6 +34,8 @@ def main(argv: list[str]) -> int:
     _die_with_parent()
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
+    # Last, and only for a checkout that is not installed: the library is imported from where this file lies.
+    sys.path.append(str(Path(__file__).resolve().parents[2]))
     try:
         verify: Callable[[dict[str, Any]], Any]
         if argv[1] == "callable":
@@ -39,6 +43,8 @@ def main(argv: list[str]) -> int:
             verify = lambda request: function(  # noqa: E731 - one line says it
                 request["task"], request["trace"], Path(request["workspace"])
             )
+        elif argv[1] == "builtin":
+            verify = _builtin(argv[2], argv[3], argv[4])
         else:
             verify = lambda request: _command(argv[2:], request)  # noqa: E731
     except BaseException as error:  # noqa: BLE001 - whatever loading raises is the answer
@@ -81,6 +87,13 @@ def _load(file: str, name: str) -> Callable[..., Any]:
         raise ImportError(f"{name}{inspect.signature(function)} must take (task, trace, workspace)") from None
     verify: Callable[..., Any] = function
     return verify
+
+
+def _builtin(name: str, settings: str, folder: str) -> Callable[[dict[str, Any]], Any]:
+    from leyden.rewards import library
+
+    function = library.make(name, json.loads(settings), Path(folder))
+    return lambda request: function(request["task"], request["trace"], Path(request["workspace"]))
 
 
 def _command(argv: list[str], request: dict[str, Any]) -> Any:
@@ -139,8 +152,15 @@ def _plain(value: Any) -> Any:
         for name in value:
             if not isinstance(name, str):
                 raise TypeError(f"it returned a component named {name!r}; names are strings")
-        return {name: _number(name, item) for name, item in value.items()}
+        return {name: _steps(item) if name == "calls" else _number(name, item) for name, item in value.items()}
     return value if value is None else _number("reward", value)
+
+
+def _steps(value: Any) -> Any:
+    """`{call id: {component: number}}`, the rewards of single calls."""
+    if not isinstance(value, dict) or not all(isinstance(k, str) and isinstance(v, dict) for k, v in value.items()):
+        raise TypeError(f"it returned {value!r} for 'calls'; give {{call id: {{component: number}}}}")
+    return {call: {name: _number(f"{call}.{name}", item) for name, item in of.items()} for call, of in value.items()}
 
 
 def _number(name: str, value: Any) -> Any:

@@ -9,23 +9,25 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 from sqlalchemy import Connection, select
 
 from leyden.base.config import Config
 from leyden.base.errors import Conflict, HarnessError, NotFound, RecordError, VerifierError
-from leyden.base.records import Attempt, Outcome, Reward, Rollout, RolloutState, Span, Trace, new_id
+from leyden.base.records import Attempt, Outcome, Reward, Rollout, RolloutState, Trace
 from leyden.rewards.components import Total
 from leyden.rewards.verifiers import Verifier
 from leyden.runner.base import Finished, Launcher, LaunchSpec
 from leyden.runner.environment import Harness, build_environment, run_words, task_file
 from leyden.runner.outcome import Ending, judge, policies
-from leyden.runner.workspace import Workspaces, snapshot
+from leyden.runner.scoring import Scorer, rewards_of
+from leyden.runner.snapshots import Snapshots, spans_of
+from leyden.runner.workspace import Workspaces
 from leyden.store import aio, queue
 from leyden.store.base import Store
 from leyden.store.schema import rollouts as rollouts_table
@@ -94,6 +96,7 @@ class AttemptRunner:
         verifier: Verifier | None,
         reward_version: str,
         recorder: Recorder,
+        canary: Verifier | None = None,
     ) -> None:
         self._store = store
         self._config = config
@@ -102,8 +105,9 @@ class AttemptRunner:
         self._harness = harness
         self._launcher = launcher
         self._workspaces = workspaces
-        self._verifier = verifier
         self._reward_version = reward_version
+        self._scorer = Scorer(config, gateway_url, verifier, canary)
+        self._snapshots = Snapshots(config)
         self._max_attempts = config.harness.max_attempts
         self._policies = policies(config.rewards)
         self._total = Total(config.rewards)
@@ -170,15 +174,16 @@ class AttemptRunner:
             try:
                 await _settle(asyncio.to_thread(self._workspaces.create, slot.attempt.id))
                 spec = self._spec(slot, folder)
-                before = await asyncio.to_thread(snapshot, folder)
+                before = await asyncio.to_thread(self._snapshots.take, slot.rollout.task, folder, before=True)
                 begun_at = time.time()
                 finished = await self._launcher.launch(spec)
             except HarnessError as error:
                 ending = Ending(outcome=Outcome.ENV_ERROR, detail=str(error), diagnosis="cannot_start")
                 return _Result(ending, Finished(exit_code=None))
             finished = _without_token(finished, slot.token)
-            after = await asyncio.to_thread(snapshot, folder)
-            await self._record_states(slot.attempt, before, begun_at, after)
+            after = await asyncio.to_thread(self._snapshots.take, slot.rollout.task, folder, before=False)
+            for span in spans_of(slot.attempt, before, begun_at, after):
+                await asyncio.wrap_future(self._recorder.span(span))
             return await self._evaluate(slot, spec, finished, folder)
         finally:
             await _settle(asyncio.to_thread(self._clean, folder))
@@ -206,16 +211,6 @@ class AttemptRunner:
         if folder.exists():
             self._workspaces.remove(folder)
 
-    async def _record_states(
-        self, attempt: Attempt, before: Mapping[str, Any], begun_at: float, after: Mapping[str, Any]
-    ) -> None:
-        for kind, state, at in (("state_before", before, begun_at), ("state_after", after, time.time())):
-            span = Span(
-                id=new_id("span"), rollout_id=attempt.rollout_id, attempt_id=attempt.id, name="workspace",
-                kind=kind, attributes=state, started_at=at, ended_at=at,
-            )  # fmt: skip
-            await asyncio.wrap_future(self._recorder.span(span))
-
     async def _evaluate(self, slot: Slot, spec: LaunchSpec, finished: Finished, folder: Path) -> _Result:
         trace = await asyncio.to_thread(self._reader.trace, slot.rollout.id)
         answers = True
@@ -236,20 +231,24 @@ class AttemptRunner:
             stderr_tail=finished.stderr_tail,
             duration_s=finished.duration_s,
         )
-        return await self._score(replace(trace, attempt=attempt), ending, finished, folder)
+        trace = replace(trace, attempt=attempt)
+        result = await self._score(slot, trace, ending, finished, folder)
+        hidden = await self._scorer.hidden(trace, folder) if result.total is not None else []
+        return replace(result, rewards=[*result.rewards, *hidden])
 
-    async def _score(self, trace: Trace, ending: Ending, finished: Finished, folder: Path) -> _Result:
+    async def _score(self, slot: Slot, trace: Trace, ending: Ending, finished: Finished, folder: Path) -> _Result:
         """Ask the verifier; a failure of it is an environment error, never a reward."""
         components = {reward.name: reward.value for reward in trace.rewards if reward.call_id is None}
         rewards: list[Reward] = []
         try:
-            verified = None
-            if self._verifier is not None:
-                verified = await self._verifier.verify(trace.rollout.task, trace, folder)
-            now = time.time()
-            rewards = [Reward(name=n, value=v, created_at=now) for n, v in (verified or {}).items()]
-            components.update(verified or {})
-            explanation = self._total.explain(components) if components else None
+            found = await self._scorer.assess(slot.rollout, trace.attempt, slot.token, trace, folder)
+            rewards = rewards_of(found)
+            components.update(found.components or {})
+            if found.unusable:
+                detail = f"{ending.detail}; there is no reward: {found.unusable}"
+                return _Result(replace(ending, detail=detail, diagnosis="judge_failed"), finished, rewards=rewards)
+            step = trace.rollout.step if trace.rollout.mode == "train" else None
+            explanation = self._total.explain(components, step) if components else None
         except (VerifierError, RecordError) as error:
             broken = Ending(outcome=Outcome.ENV_ERROR, detail=str(error), diagnosis="verifier_failed")
             return _Result(broken, finished, rewards=rewards)
@@ -259,8 +258,8 @@ class AttemptRunner:
         if ending.outcome is Outcome.AGENT_ERROR:
             return _Result(ending, finished, total=0.0)
         why = "rewards.verifier is not set and nobody posted a reward"
-        if self._verifier is not None:
-            why = "the verifier gave none and nobody posted one"
+        if self._scorer.asks:
+            why = f"{self._scorer.asks} gave none and nobody posted one"
         detail = f"{ending.detail}; there is no reward: {why}"
         return _Result(replace(ending, detail=detail, diagnosis="no_reward"), finished)
 

@@ -62,11 +62,11 @@ def build_environment(
 ) -> dict[str, str]:
     """The whole environment of one attempt. HarnessError when `harness.env` asks for a missing field."""
     gateway = gateway_url.rstrip("/")
-    base = f"{gateway}/proxy/rollout/{rollout.id}/attempt/{attempt.id}/mode/{rollout.mode}"
+    base = _base(gateway, rollout, attempt)
     env = clean_environment(config, os.environ)
     _bypass_proxy(env, gateway)
     env.update(
-        OPENAI_BASE_URL=f"{base}/openai/v1",
+        OPENAI_BASE_URL=openai_url(gateway, rollout, attempt),
         OPENAI_API_KEY=token,
         ANTHROPIC_BASE_URL=f"{base}/anthropic",
         ANTHROPIC_API_KEY=token,
@@ -88,6 +88,15 @@ def build_environment(
     for name, value in config.harness.env.items():
         env[name] = fill(value, rollout.task.input, f"harness.env.{name}")
     return env
+
+
+def openai_url(gateway_url: str, rollout: Rollout, attempt: Attempt) -> str:
+    """The OpenAI base URL of an attempt."""
+    return f"{_base(gateway_url.rstrip('/'), rollout, attempt)}/openai/v1"
+
+
+def _base(gateway: str, rollout: Rollout, attempt: Attempt) -> str:
+    return f"{gateway}/proxy/rollout/{rollout.id}/attempt/{attempt.id}/mode/{rollout.mode}"
 
 
 def public_task(task: Task) -> dict[str, Any]:

@@ -16,12 +16,13 @@ from typing import Any
 from leyden.base.config import Config
 from leyden.base.records import new_id
 from leyden.rewards.components import reward_version
-from leyden.rewards.verifiers import Verifier, check_verifier, open_verifier, verifier_file
+from leyden.rewards.verifiers import Verifier, check_verifier, open_canary, open_verifier, reward_files
 from leyden.runner.attempt import AttemptRunner, Slot
 from leyden.runner.base import Launcher
 from leyden.runner.environment import Harness, preload_environment, read_harness
 from leyden.runner.local import LocalLauncher
 from leyden.runner.outcome import policies
+from leyden.runner.snapshots import check_snapshots
 from leyden.runner.workspace import Workspaces, check_template
 from leyden.store import aio, queue
 from leyden.store.base import Store
@@ -37,6 +38,7 @@ def check_harness(config: Config) -> None:
     """HarnessError or ConfigError for a harness that could never start. Runs before the first rollout."""
     read_harness(config)
     policies(config.rewards)
+    check_snapshots(config)
     if config.harness.workspace:
         check_template(config.resolve(config.harness.workspace))
 
@@ -94,6 +96,7 @@ class Runner:
         launcher = self._launcher or _launcher(self._config, harness)
         num_workers = min(self._config.harness.concurrency, os.cpu_count() or 1)
         verifier = self._verifier or open_verifier(self._config, num_workers=num_workers)
+        canary = open_canary(self._config, num_workers=1)
         template = self._config.harness.workspace
         workspaces = Workspaces(
             self._config.resolve(template) if template else None,
@@ -108,8 +111,9 @@ class Runner:
             launcher=launcher,
             workspaces=workspaces,
             verifier=verifier,
-            reward_version=reward_version(self._config.rewards, verifier_file(self._config)),
+            reward_version=reward_version(self._config.rewards, *reward_files(self._config)),
             recorder=self._recorder,
+            canary=canary,
         )
         beating = asyncio.create_task(self._beat())
         leasing = asyncio.create_task(self._lease(attempts, stop))
@@ -120,6 +124,8 @@ class Runner:
             await asyncio.wait({beating, leasing, stopping}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             await self._end([leasing, stopping], beating, launcher, verifier, workspaces)
+            if canary is not None:
+                await canary.close()
         for task in (leasing, beating):
             if not task.cancelled():
                 task.result()

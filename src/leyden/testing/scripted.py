@@ -25,6 +25,8 @@ class Reply:
     """None: `tool_calls` if there are any, `length` if `max_tokens` cut it, else `stop`."""
     num_tokens: int | None = None
     """None: one token per byte of the text and an end; otherwise that many tokens, for benchmarks."""
+    whole: bool = False
+    """Not cut at `max_tokens`: a token of a real model holds several bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +104,7 @@ def completion_ids(reply: Reply, max_tokens: int | None) -> tuple[list[int], str
     if reply.num_tokens is not None:
         ids = [FIRST_BYTE + index % 250 for index in range(reply.num_tokens)]
     reason = reply.finish_reason or ("tool_calls" if reply.tool_calls else "stop")
-    if max_tokens is not None and len(ids) > max_tokens:
+    if max_tokens is not None and len(ids) > max_tokens and not reply.whole:
         return ids[:max_tokens], "length"
     return ids, reason
 

@@ -203,7 +203,10 @@ def span_of(row: Row[Any]) -> Span:
 
 def reward_of(row: Row[Any]) -> Reward:
     """A row of `rewards` as a record."""
-    return Reward(name=row.name, value=row.value, source=row.source, call_id=row.call_id, created_at=row.created_at)
+    return Reward(
+        name=row.name, value=row.value, source=row.source, call_id=row.call_id, created_at=row.created_at,
+        version=row.reward_version,
+    )  # fmt: skip
 
 
 def _refuse_nan(value: Any, where: str) -> None:

@@ -152,7 +152,13 @@ def test_a_configuration_cannot_be_changed(tmp_path: Path) -> None:
 
 
 def test_every_known_key_is_documented_and_its_default_is_what_an_empty_file_gives() -> None:
-    everything = from_tree({"policies": {"NAME": {"lora": {}}}, "sft": {}}, base_dir=Path("."))
+    named: dict[str, Any] = {
+        "policies": {"NAME": {"lora": {}}},
+        "sft": {},
+        "rewards": {"schedule": {"NAME": {}}},
+        "harness": {"snapshots": {"sqlite": {"NAME": {}}, "postgres": {"NAME": {}}}},
+    }
+    everything = from_tree(named, base_dir=Path("."))
     tree = json.loads(dump(everything))
     for key, meaning in known_keys().items():
         assert meaning.strip(), key

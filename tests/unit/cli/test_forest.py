@@ -101,6 +101,7 @@ def test_inspect_draws_a_rollout_and_a_group(leyden: Caller, project: Path, engi
         group = store.read(lambda connection: lookups.find(connection, one)).group_id
     finally:
         store.close()
+    assert group is not None
     whole = leyden("inspect", group, "--forest", *without, "--json").rows[0]
     assert whole["num_answers"] == 3 and whole["branches"][0]["num_rows"] == 3
     assert whole["num_trained"] == whole["num_sampled"] > 0

@@ -1,5 +1,6 @@
 """`leyden inspect`: what is recorded, down to the token; why anything was dropped."""
 
+import contextlib
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from leyden.base.config import Config
+from leyden.base.errors import RecordError, VerifierError
 from leyden.base.records import RolloutState, Trace
 from leyden.cli import forest_tree, wiring
 from leyden.cli.decoding import decoder
@@ -18,6 +20,8 @@ from leyden.cli.verbs.options import DEFAULT_CONFIG, ConfigOption, JsonOption, S
 from leyden.learning import algorithms
 from leyden.learning.credit import credit_groups
 from leyden.loop import assemble_for
+from leyden.rewards.canary import CANARY
+from leyden.rewards.components import Total
 from leyden.store import ledger, lookups
 from leyden.store.base import Store
 from leyden.traces.assemble import Action
@@ -122,7 +126,9 @@ def _as_json(trace: Trace, actions: Sequence[Action], credit: float | None) -> d
         "state": trace.rollout.state.value,
         "outcome": None if trace.rollout.outcome is None else trace.rollout.outcome.value,
         "reward": trace.rollout.reward,
-        "rewards": {r.name: r.value for r in trace.rewards},
+        "rewards": {r.name: r.value for r in trace.rewards if r.call_id is None},
+        "step_rewards": [{"call": r.call_id, "name": r.name, "value": r.value} for r in trace.rewards if r.call_id],
+        "reward_sources": {r.name: {"source": r.source, "version": r.version} for r in trace.rewards},
         "credit": credit,
         "detail": trace.attempt.detail,
         "diagnosis": trace.attempt.diagnosis,
@@ -164,10 +170,8 @@ def _show(settings: Config, trace: Trace, actions: Sequence[Action], credit: flo
         markup=False,
         soft_wrap=True,
     )
-    if trace.rewards:
-        console.print(
-            "components: " + ", ".join(f"{r.name} {r.value:g}" for r in trace.rewards), markup=False, soft_wrap=True
-        )
+    for line in reward_lines(settings, trace):
+        console.print(line, markup=False, soft_wrap=True)
     for text in (attempt.diagnosis, attempt.detail):
         if text:
             console.print(f"note: {text}", markup=False, soft_wrap=True)
@@ -211,6 +215,27 @@ def _show(settings: Config, trace: Trace, actions: Sequence[Action], credit: flo
     if attempt.stderr_tail.strip():
         console.print(Text("\nstandard error of the harness:", style="bold"))
         console.print(attempt.stderr_tail.rstrip(), markup=False, soft_wrap=True)
+
+
+def reward_lines(settings: Config, trace: Trace) -> list[str]:
+    """The components, where they come from, how they make up the total, and the rewards of single calls."""
+    whole = [r for r in trace.rewards if r.call_id is None]
+    lines = []
+    if whole:
+        shown = (f"{r.name} {r.value:g}" + ("" if r.source == "verifier" else f" ({r.source})") for r in whole)
+        lines.append("components: " + ", ".join(shown))
+        values = {r.name: r.value for r in whole if r.source not in ("human", CANARY)}
+        step = trace.rollout.step if trace.rollout.mode == "train" else None
+        with contextlib.suppress(VerifierError, RecordError):  # made under other weights than those of today
+            why = Total(settings.rewards).explain(values, step).text()
+            lines.append(f"total by the weights of the configuration: {why}")
+        versions = sorted({r.version for r in whole if r.version})
+        if versions:
+            lines.append(f"reward version: {', '.join(versions)}")
+    numbers = {call.id: call.seq + 1 for call in trace.calls}
+    lines += [f"step reward of call {numbers.get(r.call_id, r.call_id)}: {r.name} {r.value:g}"
+              for r in trace.rewards if r.call_id]  # fmt: skip
+    return lines
 
 
 def _token_line(decode: Any, ids: Sequence[int], logprobs: Sequence[float], style: str) -> Text:

@@ -25,6 +25,7 @@ databases, trains the model behind the API, and then asks questions about databa
 What happens now, and about how long it takes on two cores:
   1. tasks are generated                                       a few seconds
   2. the model, SmolLM2-135M-Instruct, is fetched              under a minute, the first time only
+     the reward is probed: can it be had without SQL?          under half a minute
   3. the untrained model is tried on the holdout tasks         a minute
   4. it imitates 64 approved demonstrations                    half a minute
   5. and is tried again                                        half a minute

@@ -174,11 +174,11 @@ def test_an_attention_that_is_more_than_a_softmax_is_refused_by_name() -> None:
         attend(softcap=50.0)
 
 
-class Largest(TorchDispatchMode):
+class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes the largest tensor that an operation makes, in elements."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.num_elements = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -196,7 +196,7 @@ def test_above_the_threshold_no_tensor_grows_with_the_square_of_the_tree() -> No
     q, k, v = (torch.randn(1, 1, size, 8, requires_grad=True) for _ in range(3))
     with Largest() as seen:
         kernel = attention.kernel_for(Tree(ends), CPU)
-        kernel(MODULE, q, k, v, 0.3).sum().backward()
+        kernel(MODULE, q, k, v, 0.3).sum().backward()  # type: ignore[no-untyped-call]
     assert size * 8 <= seen.num_elements <= attention.BLOCK_ROWS * size
     assert seen.num_elements < size * size / 10
 

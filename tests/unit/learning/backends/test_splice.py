@@ -138,7 +138,9 @@ def test_a_spliced_prompt_begins_with_all_served_ids_and_says_what_the_template_
 def test_streams_are_remembered_and_marked_as_whole_answers_are(engine_of: Callable[..., Engine]) -> None:
     engine = engine_of()
     body = {"model": "main@1", "messages": [ASK], "return_token_ids": True, "seed": 0, "stream": True}
-    texts, ids, prompt = [], [], []
+    texts: list[str] = []
+    ids: list[int] = []
+    prompt: list[int] = []
     with engine.http.stream("POST", "/v1/chat/completions", json=body, headers={"x-leyden-attempt": "at"}) as response:
         for line in response.iter_lines():
             if line.startswith("data: {"):
