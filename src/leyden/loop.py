@@ -13,21 +13,23 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from leyden.base.config import Config
+from leyden.base.config import Config, LearnConfig
 from leyden.base.errors import LearningError
 from leyden.base.records import Outcome, PolicyVersion, Rollout, RolloutState, Task, Trace, Verdict
 from leyden.base.tasks import Demo
 from leyden.learning import algorithms, batch, schedule
 from leyden.learning.backends.base import Backend, Objective, UpdateReport
-from leyden.learning.credit import Credit, apply_credit, credit_groups
+from leyden.learning.credit import Credit, apply_credit, credit_groups, drop_flat, drop_unpaired
+from leyden.learning.evidence import Teacher, gather
+from leyden.learning.shaping import num_dull, refuse_mismatch, shaped
 from leyden.release import evaluation, gate, holdout
 from leyden.rewards import canary
 from leyden.runner.outcome import policies
-from leyden.step_report import step_report, update_numbers
+from leyden.step_report import off_policy, step_report, update_numbers
 from leyden.store import aio, ledger, queue
 from leyden.store.base import Store
 from leyden.traces.assemble import Assembly, OutcomePolicy, assemble
@@ -86,6 +88,8 @@ class House:
     demos: Sequence[Demo] = ()
     engine_url: str = ""
     """Where the backend serves, without `/v1`."""
+    teacher: Teacher | None = None
+    """Scores tokens, for algorithms that learn from another model."""
     base_version: int = 0
     """Version of the policy that this run starts from."""
     done_steps: int = 0
@@ -149,26 +153,21 @@ async def reinforce_once(house: House, step: int) -> dict[str, Any]:
     """One step: whole groups are run, compared, and learned from. Returns (and records) the step report."""
     learn, before = house.config.learn, house.backend.version
     started = time.time()
-    rollouts = schedule.plan_step(
-        run_id=house.run_id,
-        step=step,
-        tasks=schedule.TaskOrder(house.train_tasks, learn.tasks_per_step, house.config.run.seed).tasks_at(step),
-        group_size=learn.group_size,
-        policy_versions={house.policy: before},
-        seed=house.config.run.seed,
-    )
-    traces = await collect(house, f"step {step + 1}/{learn.steps}: rollouts", rollouts, learn.step_timeout_s)
+    traces, num_refilled = await _sample(house, step, before)
     collected = time.time()
-    algorithm = algorithms.make(learn)
-    assembly = assemble_for(house.config, traces, min_version=before)
-    credit = credit_groups(assembly, algorithm)
-    assembly = apply_credit(assembly, credit, algorithm)
-    batches = _batches(house, step, assembly, credit)
+    algorithm = algorithms.make(learn, house.config.base_dir)
+    assembly = shape(house.config, assemble_for(house.config, traces, min_version=before))
+    refuse_mismatch(assembly, algorithm)
+    evidence = await asyncio.to_thread(gather, traces, assembly, algorithm, learn, house.backend, house.teacher)
+    credit = credit_groups(assembly, algorithm, evidence)
+    assembly, credit = drop_untrained(learn, assembly, credit, algorithm)
+    batches = batches_of(learn, house.config.run.seed, step, assembly, credit)
     house.progress.begin(f"step {step + 1}/{learn.steps}: update", 1)
-    update = await _update(house, batches, _objective(house, step, algorithm), before + 1)
+    update = await _update(house, batches, objective_of(learn, step, algorithm), before + 1)
     house.progress.end()
     seconds = {"rollouts": collected - started, "update": time.time() - collected}
     report = step_report(house.config, step, house.backend.version, traces, assembly, credit, update, seconds)
+    report |= {"num_refilled": num_refilled, **off_policy(report, batches, update)}
     if house.config.rewards.canary_verifier:
         report["canary"] = await _watch_canary(house, step, traces)
     await _record_step(house, "rl", step, before, report)
@@ -186,6 +185,49 @@ async def _watch_canary(house: House, step: int, traces: Sequence[Trace]) -> dic
     if row and row["alarm"]:
         house.progress.say(canary.sentence(row, rewards.canary_limit))
     return row
+
+
+async def _sample(house: House, step: int, version: int) -> tuple[list[Trace], int]:
+    """(traces of the groups of a step, groups that were asked for because others had no difference)."""
+    learn = house.config.learn
+    order = schedule.TaskOrder(house.train_tasks, learn.tasks_per_step, house.config.run.seed)
+    tasks, placed = order.tasks_at(step), 0
+    traces: list[Trace] = []
+    taken: set[str] = set()
+    for number in range(learn.refills + 1):
+        rollouts = schedule.plan_step(
+            run_id=house.run_id,
+            step=step,
+            tasks=tasks,
+            group_size=learn.group_size,
+            policy_versions={house.policy: version},
+            seed=house.config.run.seed,
+            first_place=placed,
+        )
+        phase = f"step {step + 1}/{learn.steps}: rollouts" + (f", refill {number} of {learn.refills}" if number else "")
+        traces += await collect(house, phase, rollouts, learn.step_timeout_s)
+        placed += len(tasks)
+        taken |= {task.id for task in tasks}
+        if number < learn.refills:
+            assembly = shape(house.config, assemble_for(house.config, traces, min_version=version))
+            dull = num_dull(assembly, sorted({t.rollout.group_id or t.rollout.id for t in traces}))
+            missing = learn.tasks_per_step - (placed - dull)
+            tasks = order.refill_at(step, number, missing, taken) if missing > 0 else []
+            if not tasks:
+                break
+    return traces, placed - learn.tasks_per_step
+
+
+def drop_untrained(
+    learn: LearnConfig, assembly: Assembly, credit: Credit, algorithm: algorithms.Algorithm
+) -> tuple[Assembly, Credit]:
+    """What the algorithm does not train, once credit is given."""
+    assembly = apply_credit(assembly, credit, algorithm)
+    if learn.refills:
+        assembly, credit = drop_flat(assembly, credit)
+    if credit.details.pair:
+        assembly, credit = drop_unpaired(assembly, credit)
+    return assembly, credit
 
 
 async def imitate(house: House) -> None:
@@ -355,16 +397,25 @@ def assemble_for(config: Config, traces: Sequence[Trace], *, min_version: int | 
     )
 
 
+def shape(config: Config, assembly: Assembly) -> Assembly:
+    """The assembly with the punishment of answers that are nearly cut off, if `config` has one."""
+    return shaped(
+        assembly,
+        max_tokens=config.policies[config.learn.policy].sampling.max_tokens,
+        buffer=config.learn.overlong_buffer,
+        penalty=config.learn.overlong_penalty,
+    )
+
+
 def _trainable(config: Config) -> Mapping[Outcome, OutcomePolicy]:
     """What is done with each outcome once retries are used up: `retry` then means `exclude`."""
     return {outcome: "exclude" if policy == "retry" else policy for outcome, policy in policies(config.rewards).items()}
 
 
-def _batches(house: House, step: int, assembly: Assembly, credit: Credit) -> list[batch.Batch]:
+def batches_of(learn: LearnConfig, seed: int, step: int, assembly: Assembly, credit: Credit) -> list[batch.Batch]:
     """One batch per optimizer step: `mini_batches` parts for each of `epochs` passes, cut anew in each pass."""
-    learn = house.config.learn
     return [
-        one
+        replace(one, report={**one.report, "epoch": epoch})
         for epoch in range(learn.epochs)
         for one in batch.build(
             assembly.actions,
@@ -372,22 +423,31 @@ def _batches(house: House, step: int, assembly: Assembly, credit: Credit) -> lis
             normalisation=learn.normalisation,
             constant_tokens=learn.constant_tokens,
             mini_batches=learn.mini_batches,
-            seed=house.config.run.seed + step * learn.epochs + epoch,
-            skip_zero_credit=learn.kl == 0 and learn.entropy == 0,
+            seed=seed + step * learn.epochs + epoch,
+            skip_zero_credit=learn.kl == 0 and learn.entropy == 0 and not credit.details.target,
+            details=credit.details,
         )
     ]
 
 
-def _objective(house: House, step: int, algorithm: algorithms.Algorithm) -> Objective:
-    learn = house.config.learn
+def objective_of(learn: LearnConfig, step: int, algorithm: algorithms.Algorithm) -> Objective:
+    """What the optimizer steps of a step minimise."""
     surrogate = algorithms.surrogate_of(learn, algorithm)
     return Objective(
         surrogate=surrogate,
         clip_low=learn.clip_low,
         clip_high=learn.clip_high,
-        importance_cap=0.0 if surrogate == "nll" else learn.importance_cap,
+        clip_dual=learn.clip_dual,
+        old_logprobs=learn.old_logprobs,
+        importance_cap=0.0 if surrogate in ("nll", "dpo") else learn.importance_cap,
+        importance_level=learn.importance_level,
+        importance_mask=learn.importance_mask,
         kl=learn.kl,
         entropy=learn.entropy,
+        dpo_beta=learn.dpo_beta,
+        value_coef=learn.value_coef if "values" in algorithm.needs else 0.0,
+        value_clip=learn.value_clip,
+        value_learning_rate=learn.value_learning_rate,
         learning_rate=schedule.learning_rate_at(
             step, learn.steps, learn.schedule, learn.warmup_steps, learn.learning_rate
         ),

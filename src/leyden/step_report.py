@@ -2,14 +2,15 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from leyden.base import stats
 from leyden.base.config import Config
-from leyden.base.records import Trace
+from leyden.base.records import Drop, Rollout, Trace
 from leyden.learning.backends.base import UpdateReport
-from leyden.learning.credit import Credit
+from leyden.learning.batch import Batch
+from leyden.learning.credit import Credit, explained_variance
 from leyden.release import evaluation
 from leyden.traces.assemble import Assembly
 
@@ -26,7 +27,8 @@ def step_report(
 ) -> dict[str, Any]:
     """Every number of one reinforcement step, as plain JSON."""
     rewards = [t.rollout.reward for t in traces if t.rollout.reward is not None]
-    clusters = [list(g.rewards) for g in credit.groups if g.rewards]
+    # As they were given, not as they were compared: shaping is no part of how well the policy does.
+    clusters = _by_group((t.rollout, t.rollout.reward) for t in traces if t.rollout.reward is not None)
     interval = stats.cluster_bootstrap(clusters, level=config.eval.level, resamples=1000, seed=config.run.seed)
     success = evaluation.successes(traces, config)
     # The judge's calls are recorded with the attempt, but they are not the agent's.
@@ -55,12 +57,22 @@ def step_report(
         "zero_variance_tasks": credit.zero_variance_tasks,
         "num_singleton": credit.num_singletons,
         "num_survivors": credit.num_survivors,
+        "num_step_rewards": sum(reward.call_id is not None for t in traces for reward in t.rewards),
+        "staleness": _staleness(traces, config.learn.policy),
+        "explained_variance": explained_variance(credit.details),
         "group_successes": _group_successes(config, traces),
         "tokens_per_rollout": sum(sampled_tokens) / len(sampled_tokens),
         "calls_per_rollout": sum(map(len, calls)) / len(traces),
         "seconds": {**seconds, **{f"update_{k}": v for k, v in update.seconds.items()}},
         **update_numbers(update),
     }
+
+
+def _by_group(rewards: Iterable[tuple[Rollout, float]]) -> list[list[float]]:
+    groups: dict[str, list[float]] = {}
+    for rollout, reward in rewards:
+        groups.setdefault(rollout.group_id or rollout.id, []).append(reward)
+    return list(groups.values())
 
 
 def _group_successes(config: Config, traces: Sequence[Trace]) -> list[tuple[str, list[float]]]:
@@ -81,6 +93,11 @@ def update_numbers(update: UpdateReport) -> dict[str, Any]:
         "kl": update.kl,
         "entropy": update.entropy,
         "clip_fraction": update.clip_fraction,
+        "clip_low_fraction": update.clip_low_fraction,
+        "clip_high_fraction": update.clip_high_fraction,
+        "value_loss": update.value_loss,
+        "pair_accuracy": update.pair_accuracy,
+        "pair_margin": update.pair_margin,
         "importance_capped": update.importance_capped,
         "gap_mean": update.gap_mean,
         "gap_max": update.gap_max,
@@ -94,6 +111,25 @@ def update_numbers(update: UpdateReport) -> dict[str, Any]:
         "passes_predicted_s": update.predicted_s,
         "passes_measured_s": update.measured_s,
     }
+
+
+def off_policy(report: Mapping[str, Any], batches: Sequence[Batch], update: UpdateReport) -> dict[str, Any]:
+    """The books of a step with what the importance mask took out: trained no more, but dropped by name.
+
+    Passes after the first mask the same tokens again, by the same log-probs before the step; they are counted once.
+    """
+    firsts = (num for num, one in zip(update.num_masked, batches, strict=False) if one.report["epoch"] == 0)
+    masked, books = sum(firsts), report["conservation"]
+    if not masked:
+        return {}
+    dropped = {**books["dropped"], str(Drop.OFF_POLICY): masked}
+    return {"conservation": {**books, "trained": books["trained"] - masked, "dropped": dropped}}
+
+
+def _staleness(traces: Sequence[Trace], policy: str) -> int:
+    """Most versions that a call of the policy is behind the newest of the step; 0 when all are of one version."""
+    seen = [call.policy_version for t in traces for call in t.calls if call.policy == policy]
+    return max(seen) - min(seen) if seen else 0
 
 
 def finite(value: float) -> float | None:

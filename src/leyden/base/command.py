@@ -1,6 +1,8 @@
-"""How a command line from the configuration is read, and what of our own environment it may see.
+"""How a command line from the configuration is read, what of our own environment it may see, and how `file.py:name`
+is loaded.
 
-Pure but for looking which files exist. The rules, exactly:
+Needs the standard library only: it is imported by the processes of a harness and of a verifier. Pure but for looking
+which files exist and for importing the user's file. The rules, exactly:
 
 - The line is split into words as a POSIX shell splits it and started directly, without a shell. If it holds,
   outside single quotes, any of the characters ``| & ; < > ( ) $ ` * ? [ ~ #`` or a line break, or begins with
@@ -15,6 +17,7 @@ Pure but for looking which files exist. The rules, exactly:
 - A program with a ``/`` is looked for relative to the folder, another one on PATH and then in the folder.
 """
 
+import importlib.util
 import json
 import os
 import re
@@ -24,10 +27,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from leyden.base.config import Config
 from leyden.base.errors import HarnessError
+
+if TYPE_CHECKING:
+    from leyden.base.config import Config
 
 _PLACEHOLDER = re.compile(r"\{input((?:\.[A-Za-z0-9_-]+)+)\}")
 _SHELL_CHARS = frozenset("|&;<>()$`*?[~#\n")
@@ -84,7 +89,7 @@ def has_placeholder(text: str) -> bool:
     return _PLACEHOLDER.search(text) is not None
 
 
-def clean_environment(config: Config, environ: Mapping[str, str]) -> dict[str, str]:
+def clean_environment(config: "Config", environ: Mapping[str, str]) -> dict[str, str]:
     """`environ` without what is ours: LEYDEN_*, AGL_*, the administrator's key and the keys of engines."""
     secret = {config.gateway.admin_key_env} | {p.engine_key_env for p in config.policies.values()}
     return {
@@ -92,6 +97,32 @@ def clean_environment(config: Config, environ: Mapping[str, str]) -> dict[str, s
         for name, value in environ.items()
         if name not in secret and not name.startswith(("LEYDEN_", "AGL_"))
     }
+
+
+def load_named(file: str, name: str) -> Any:
+    """`name` of the Python file `file`, a function or a class, with the file's folder first on the path.
+
+    The file becomes a module under its own name. What it raises while it is imported goes through; ImportError when
+    it is no Python file or has nothing to call under that name.
+    """
+    folder = str(Path(file).parent)
+    if sys.path[:1] != [folder]:
+        sys.path.insert(0, folder)
+    spec = importlib.util.spec_from_file_location(Path(file).stem, file)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{file} cannot be imported as Python")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    found = getattr(module, name, None)
+    if not callable(found):
+        own = [
+            n
+            for n, value in vars(module).items()
+            if callable(value) and getattr(value, "__module__", None) == spec.name and not n.startswith("_")
+        ]
+        raise ImportError(f"{file} has no function {name!r}; it has: {', '.join(own) or 'none'}")
+    return found
 
 
 def _field(match: re.Match[str], task_input: Mapping[str, Any], where: str) -> str:

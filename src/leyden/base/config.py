@@ -9,12 +9,13 @@ relative to the file.
 import difflib
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from leyden.base import recipes
 from leyden.base.errors import ConfigError
 
 EMBEDDED_KEY_ENV = "LEYDEN_ENGINE_KEY"
@@ -300,8 +301,8 @@ class LearnConfig(_Section):
 
     policy: str = "main"
     """Which policy is trained."""
-    algorithm: Literal["grpo", "dr_grpo", "rloo", "rejection_sft"] = "grpo"
-    """Who gets credit."""
+    algorithm: str = "grpo"
+    """Who gets credit: a name of docs/learning.md, or `file.py:Class` for one of your own."""
     group_size: int = Field(8, ge=1)
     """Rollouts of one task that are compared."""
     tasks_per_step: int = Field(8, ge=1)
@@ -312,14 +313,22 @@ class LearnConfig(_Section):
     """How token losses become one number (docs/learning.md)."""
     constant_tokens: int = Field(256, ge=1)
     """Divisor per rollout of `constant`."""
-    surrogate: Literal["policy_gradient", "ppo_clip"] = "policy_gradient"
-    """Loss per token."""
+    surrogate: Literal["policy_gradient", "ppo_clip", "cispo", "gspo"] = "policy_gradient"
+    """Loss per token (docs/learning.md)."""
     clip_low: float = Field(0.2, gt=0)
     """The ratio's lower bound is 1 - clip_low."""
     clip_high: float = Field(0.2, gt=0)
     """The ratio's upper bound is 1 + clip_high."""
+    clip_dual: float = Field(0.0, ge=0)
+    """`ppo_clip`: bound above 1 of the ratio where credit is negative; 0 is none."""
+    old_logprobs: Literal["recomputed", "recorded"] = "recomputed"
+    """Ratios are taken against the trainer's own log-probs before the step, or against those of the sampler."""
     importance_cap: float = Field(2.0, ge=0)
     """Cap of the weight exp(logp_trainer - logp_sampler); 0 turns the correction off."""
+    importance_level: Literal["token", "sequence"] = "token"
+    """Importance weights and masks by token, or by call (the product over its tokens)."""
+    importance_mask: float = Field(0.0, ge=0)
+    """Tokens whose importance ratio is above this or below its inverse are dropped (`off_policy`); 0 drops none."""
     kl: float = Field(0.0, ge=0)
     """Weight of the k3 estimate of the divergence from the starting policy."""
     entropy: float = Field(0.0, ge=0)
@@ -330,6 +339,32 @@ class LearnConfig(_Section):
     """Optimizer steps per pass; a rollout stays in one of them."""
     min_reward: float = 0.5
     """`rejection_sft`: rollouts at or above are trained."""
+    gamma: float = Field(1.0, gt=0, le=1)
+    """Discount from one call of a rollout to the next."""
+    step_reward_weight: float = 1.0
+    """Weight of the rewards of single calls beside the reward of the rollout."""
+    state: Literal["prompt", "observation"] = "prompt"
+    """`step_group`: calls are compared if their whole prompts are equal, or what was new in them."""
+    state_weight: float = Field(1.0, ge=0)
+    """`step_group`: weight of the comparison of calls beside that of rollouts."""
+    gae_lambda: float = Field(0.95, ge=0, le=1)
+    """`ppo`: 0 trusts the critic, 1 the returns."""
+    value_coef: float = Field(0.1, ge=0)
+    """`ppo`: weight of the critic's loss, whose gradient also reaches the model below the value head."""
+    value_clip: float = Field(0.2, ge=0)
+    """`ppo`: farthest useful move of a value in one step; 0 is no bound."""
+    value_learning_rate: float = Field(1e-3, gt=0)
+    """`ppo`: of the value head, which begins at 0."""
+    dpo_beta: float = Field(0.1, gt=0)
+    """`dpo`: larger keeps closer to the reference."""
+    teacher: str = ""
+    """`distill`: policy (not trained, with a model) whose log-probs are learned from."""
+    refills: int = Field(0, ge=0)
+    """Times that groups without a difference are replaced by groups of further tasks; above 0 they are dropped."""
+    overlong_buffer: float = Field(0.0, ge=0, le=1)
+    """Last share of `sampling.max_tokens` in which longer completions lose reward linearly; 0 is off."""
+    overlong_penalty: float = Field(1.0, gt=0)
+    """Reward lost at `sampling.max_tokens`."""
     learning_rate: float = Field(5e-6, gt=0)
     """Peak of the schedule."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -363,6 +398,19 @@ class LearnConfig(_Section):
     """Older ones are deleted, except versions that were evaluated."""
     step_timeout_s: float = Field(1800.0, gt=0)
     """Longest wait for the rollouts of one step."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill(cls, values: Any) -> Any:
+        return recipes.fill(values) if isinstance(values, Mapping) else values
+
+    @model_validator(mode="after")
+    def _check(self) -> "LearnConfig":
+        defaults = {name: part.get_default() for name, part in type(self).model_fields.items()}
+        wrong = recipes.check(self.model_dump(), defaults)
+        if wrong:
+            raise ValueError("\n  ".join(wrong))
+        return self
 
 
 class EvalConfig(_Section):
@@ -504,6 +552,26 @@ def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
     for override in overrides:
         _override(tree, override)
     return from_tree(tree, base_dir=base_dir, where=str(path or "configuration"))
+
+
+def origins(path: Path, overrides: Sequence[str] = ()) -> dict[str, str]:
+    """Key to where it was set, `file NAME` or `override`, for keys that are not left to their defaults.
+
+    The same reading as `load`, which must have succeeded. Keys inside a table such as `rewards.weights` count as one
+    each.
+    """
+    text = path.read_text(encoding="utf-8")
+    tree = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    found = dict.fromkeys(_leaves(tree, ""), f"file {path.name}")
+    return found | dict.fromkeys((override.partition("=")[0].strip() for override in overrides), "override")
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str) -> Iterator[str]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key
 
 
 def dump(config: Config) -> str:

@@ -71,6 +71,9 @@ class Drop(StrEnum):
     NOT_TRAINABLE = "not_trainable"
     SAMPLING_MISMATCH = "sampling_mismatch"
     BELOW_THRESHOLD = "below_threshold"
+    UNPAIRED = "unpaired"
+    FLAT_GROUP = "flat_group"
+    OFF_POLICY = "off_policy"
     SUPERSEDED = "superseded"
 
 

@@ -8,6 +8,7 @@ import asyncio
 import json
 import os
 import platform
+import re
 import secrets
 import signal
 import sys
@@ -28,6 +29,9 @@ from leyden.base.errors import ConfigError, Interrupted, LearningError, TaskErro
 from leyden.base.records import PolicyVersion, Task
 from leyden.base.tasks import Demo, check_splits, load_demos, load_tasks
 from leyden.cli.processes import Child
+from leyden.cli.teachers import teacher_of
+from leyden.learning import algorithms
+from leyden.learning.shaping import check_sampling
 from leyden.loop import House, Progress, sft_steps
 from leyden.store import ledger, open_store, queue
 from leyden.store.base import Store
@@ -209,7 +213,7 @@ class StopSignal:
 
 def new_run_id(config: Config, training: bool = True) -> str:
     """A readable name that sorts by time."""
-    what = config.learn.algorithm if training else "eval"
+    what = re.sub(r"[^A-Za-z0-9_]+", "-", config.learn.algorithm.rpartition("/")[2]) if training else "eval"
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{what}-{secrets.token_hex(2)}"
 
 
@@ -270,7 +274,8 @@ def open_house(
     if training and not held:
         progress.say("No holdout tasks (tasks.holdout): the run can learn, but it cannot prove a gain.")
     if training:
-        _check_sampling(config)
+        check_sampling(config)
+        algorithms.make(config.learn, config.base_dir)
     check_harness(config)
     check_verifier(config, [*train, *val, *held])
     policy = config.learn.policy
@@ -282,6 +287,7 @@ def open_house(
     try:
         progress.say(f"Loading {config.policies[policy].model} ...")
         backend = backend_of(config, policy)
+        teacher = teacher_of(config, backend) if training else None
         folder.mkdir(parents=True, exist_ok=True)
         if training:
             base, sft_done, done_steps = _register(config, store, run_id, folder, len(demos), resume is not None)
@@ -306,6 +312,7 @@ def open_house(
             val_tasks=val,
             demos=demos,
             engine_url=engine_url,
+            teacher=teacher,
             base_version=base,
             done_steps=done_steps,
             sft_done=sft_done,
@@ -317,24 +324,6 @@ def open_house(
         if backend:
             backend.close()
         store.close()
-
-
-def _check_sampling(config: Config) -> None:
-    """Refuse to sample from a distribution that the update does not train."""
-    name = config.learn.policy
-    sampling = config.policies[name].sampling
-    if not config.learn.steps:
-        return
-    if sampling.temperature == 0:
-        raise ConfigError(
-            f"policies.{name}.sampling.temperature is 0: greedy rollouts of a task are all alike and have no "
-            "distribution to train; set it above 0, for example 1.0"
-        )
-    if sampling.top_p < 1:
-        raise ConfigError(
-            f"policies.{name}.sampling.top_p is {sampling.top_p}: tokens would be sampled from a cut distribution "
-            "while the full one is trained; set it to 1.0 (evaluation may keep its own)"
-        )
 
 
 def load_version(house: House, number: int) -> None:

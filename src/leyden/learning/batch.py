@@ -23,14 +23,15 @@ its actions together), T_a in action a, T in all, C actions with at least one tr
 
 R counts the rollouts of the step that were given credit, those with credit 0 and those that lost every token
 included: the scale must not depend on how many happened to survive. T_p, T and C count zero-credit tokens
-too.
+too. Preference pairs have no normalisation: a pair is one loss over all tokens of both rollouts, and each of its labels
+has the weight 1 / pairs of the optimizer step.
 """
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +42,30 @@ from leyden.learning.order import shuffled
 from leyden.traces.assemble import Action
 
 Normalisation = Literal["rollout_mean", "token_mean", "call_mean", "constant"]
+ActionKey = tuple[str, str, int]
+"""Names an action: rollout, call, index of the choice."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Details:
+    """What is known of single actions beyond one credit per rollout; nothing by default."""
+
+    credit: Mapping[ActionKey, float | FloatArray] = field(default_factory=dict)
+    """Credit of actions that differs from that of their rollout: a number, or one per token, shape (R,)."""
+    value: Mapping[ActionKey, float] = field(default_factory=dict)
+    """What the critic expected before the step."""
+    target: Mapping[ActionKey, float] = field(default_factory=dict)
+    """What it should have expected."""
+    pair: Mapping[str, str] = field(default_factory=dict)
+    """Rollout to the name of its preference pair; rollouts of a pair stay in one optimizer step."""
+
+
+NO_DETAILS = Details()
+
+
+def key_of(action: Action) -> ActionKey:
+    """The name of an action in `Details`."""
+    return action.rollout_id, action.call_id, action.choice_index
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +96,14 @@ class Batch:
     """Rollouts that this optimizer step counts, those with nothing to train included."""
     rollout_ids: Sequence[str] = ()
     """Ids behind `rollout_A`."""
+    keys_A: Sequence[ActionKey] = ()
+    """Names of the actions; empty for demonstrations."""
+    value_A: FloatArray | None = None
+    """What the critic expected before the step; None without a critic, NaN where it learns nothing."""
+    target_A: FloatArray | None = None
+    """What it should have expected; as `value_A`."""
+    pair_A: IntArray | None = None
+    """Number of the preference pair of the action's rollout, from 0; None without pairs."""
     report: Mapping[str, float] = field(default_factory=dict)
     """Numbers about how it was made, for the step report."""
 
@@ -92,6 +125,7 @@ def check(batch: Batch) -> None:
     assert len(batch.prompt_len_A) == len(batch.rollout_A) == len(batch.temperature_A) == num_actions
     fields = (batch.action_N, batch.offset_N, batch.logp_sampler_N, batch.credit_N, batch.weight_N)
     assert all(len(f) == batch.num_labels for f in fields)
+    assert all(f is None or len(f) == num_actions for f in (batch.value_A, batch.target_A, batch.pair_A))
     assert len(batch.rollout_ids) in (0, batch.num_rollouts)
     if num_actions == 0:
         assert batch.num_labels == 0, "labels without actions"
@@ -120,14 +154,16 @@ def build(
     mini_batches: int = 1,
     seed: int = 0,
     skip_zero_credit: bool = False,
+    details: Details = NO_DETAILS,
 ) -> list[Batch]:
     """One Batch per optimizer step from the actions that are not dropped; [] if none has a token.
 
     The rollouts of `credit_by_rollout` are shuffled by `seed`, groups staying together, and cut into
     `mini_batches` parts that differ by at most one rollout: nothing is discarded for divisibility, all
-    actions of a rollout stay in one part, and a part without any label is left out. The result does not
-    depend on the order of `actions`. `skip_zero_credit` leaves out actions with credit 0, which have no
-    gradient if, and only if, there is neither a KL nor an entropy term; they still count in R, T_p, T and C.
+    actions of a rollout and both rollouts of a pair stay in one part (pairs are then what is counted), and a part
+    without any label is left out. The result does not depend on the order of `actions`. `skip_zero_credit` leaves out
+    actions whose credit is all 0, which have no gradient if, and only if, there is neither a KL, an entropy nor a value
+    term; they still count in R, T_p, T and C.
     Every batch reports `num_trained_tokens`, `num_zero_credit_tokens` (part of them) and `num_skipped_tokens`
     (not among its labels); tokens of parts that are left out are in no report (`zero_credit_tokens` counts
     them all).
@@ -142,24 +178,33 @@ def build(
     blocks: defaultdict[str, list[str]] = defaultdict(list)
     for rollout_id in credit_by_rollout:
         blocks[group_of.get(rollout_id, rollout_id)].append(rollout_id)
-    queue = [
-        rollout_id
-        for block in shuffled(blocks, str, "group", seed)
-        for rollout_id in shuffled(blocks[block], str, "rollout", seed)
-    ]
+    queue: dict[str, list[str]] = {}
+    for block in shuffled(blocks, str, "group", seed):
+        for rollout_id in shuffled(blocks[block], str, "rollout", seed):
+            queue.setdefault(details.pair.get(rollout_id, rollout_id), []).append(rollout_id)
+    units = list(queue.values())
     batches: list[Batch] = []
-    for low, high in _parts(len(queue), mini_batches):
-        ids = queue[low:high]
+    for low, high in _parts(len(units), mini_batches):
+        ids = [rollout_id for unit in units[low:high] for rollout_id in unit]
         mine = [a for i in ids for a in sorted(kept[i], key=lambda a: (a.order, a.call_id, a.choice_index))]
-        batch = _one_step(mine, ids, credit_by_rollout, normalisation, constant_tokens, skip_zero_credit)
+        batch = _one_step(mine, ids, credit_by_rollout, details, normalisation, constant_tokens, skip_zero_credit)
         if batch.num_labels:
             batches.append(batch)
     return batches
 
 
-def zero_credit_tokens(actions: Sequence[Action], credit_by_rollout: Mapping[str, float]) -> int:
+def zero_credit_tokens(
+    actions: Sequence[Action], credit_by_rollout: Mapping[str, float], details: Details = NO_DETAILS
+) -> int:
     """Tokens that count as trained although their credit is exactly 0."""
-    return sum(a.num_tokens for a in actions if a.drop is None and credit_by_rollout[a.rollout_id] == 0.0)
+    kept = [a for a in actions if a.drop is None]
+    return int(sum((_token_credit(a, credit_by_rollout, details) == 0).sum() for a in kept))
+
+
+def _token_credit(action: Action, by_rollout: Mapping[str, float], details: Details) -> NDArray[np.float64]:
+    """Credit of each token of an action, shape (R,)."""
+    given = details.credit.get(key_of(action), by_rollout[action.rollout_id])
+    return np.broadcast_to(np.asarray(given, np.float64), (action.num_tokens,))
 
 
 def demo_batches(demos: Sequence[tuple[Sequence[int], int]], batch_size: int, epochs: int, seed: int) -> list[Batch]:
@@ -192,7 +237,7 @@ def demo_batches(demos: Sequence[tuple[Sequence[int], int]], batch_size: int, ep
                     np.arange(len(chosen), dtype=np.int32),
                     np.ones(len(chosen), np.float32),
                     np.full(num_labels, np.nan, np.float32),
-                    np.ones(len(chosen)),
+                    np.ones(num_labels),
                     1.0 / (len(chosen) * num_A),
                     [f"demo-{d}" for d in chosen],
                     {"num_trained_tokens": num_labels, "num_zero_credit_tokens": 0, "num_skipped_tokens": 0},
@@ -214,6 +259,7 @@ def _one_step(
     actions: Sequence[Action],
     rollout_ids: Sequence[str],
     credit_by_rollout: Mapping[str, float],
+    details: Details,
     normalisation: Normalisation,
     constant_tokens: int,
     skip_zero_credit: bool,
@@ -222,26 +268,48 @@ def _one_step(
     place = {rollout_id: p for p, rollout_id in enumerate(rollout_ids)}
     rollout_A = np.asarray([place[a.rollout_id] for a in actions], np.int32)
     num_A = np.asarray([a.num_tokens for a in actions], np.int64)
-    credit_A = np.asarray([credit_by_rollout[a.rollout_id] for a in actions], np.float64)
-    weight_A = _weights(rollout_A, num_A, len(rollout_ids), normalisation, constant_tokens)
-    num_zero = int(num_A[credit_A == 0].sum())
-    chosen = np.flatnonzero(credit_A != 0) if skip_zero_credit else np.arange(len(actions))
+    given = [_token_credit(a, credit_by_rollout, details) for a in actions]
+    pair_A = _pairs(actions, details)
+    if pair_A is None:
+        weight_A = _weights(rollout_A, num_A, len(rollout_ids), normalisation, constant_tokens)
+    else:
+        weight_A = np.full(len(actions), 1.0 / max(1, len(set(pair_A.tolist()))))
+    idle_A = np.asarray([skip_zero_credit and not c.any() for c in given], np.bool_)
+    chosen = np.flatnonzero(~idle_A)
     taken = [actions[i] for i in chosen.tolist()]
+
+    def known(values: Mapping[ActionKey, float]) -> FloatArray | None:
+        return np.asarray([values.get(key_of(a), np.nan) for a in taken], np.float32) if values else None
+
     return _arrays(
         [np.concatenate((a.prompt_ids, a.completion_ids)) for a in taken],
         np.asarray([len(a.prompt_ids) for a in taken], np.int32),
         rollout_A[chosen],
         np.asarray([a.temperature for a in taken], np.float32),
         np.concatenate([a.logprobs for a in taken] or [np.zeros(0, np.float32)]),
-        credit_A[chosen],
+        np.concatenate([given[i] for i in chosen.tolist()] or [np.zeros(0)]),
         weight_A[chosen],
         rollout_ids,
         {
             "num_trained_tokens": int(num_A.sum()),
-            "num_zero_credit_tokens": num_zero,
-            "num_skipped_tokens": num_zero if skip_zero_credit else 0,
+            "num_zero_credit_tokens": int(sum((c == 0).sum() for c in given)),
+            "num_skipped_tokens": int(num_A[idle_A].sum()),
         },
+        keys_A=tuple(key_of(a) for a in taken),
+        value_A=known(details.value),
+        target_A=known(details.target),
+        pair_A=None if pair_A is None else pair_A[chosen],
     )
+
+
+def _pairs(actions: Sequence[Action], details: Details) -> IntArray | None:
+    """Number of the pair of each action, in the order in which pairs come first."""
+    if not details.pair:
+        return None
+    numbers: dict[str, int] = {}
+    for action in actions:
+        numbers.setdefault(details.pair[action.rollout_id], len(numbers))
+    return np.asarray([numbers[details.pair[a.rollout_id]] for a in actions], np.int32)
 
 
 def _weights(
@@ -269,12 +337,13 @@ def _arrays(
     rollout_A: IntArray,
     temperature_A: FloatArray,
     logp_sampler_N: FloatArray,
-    credit_A: NDArray[np.float64],
+    credit_N: NDArray[np.float64],
     weight_A: NDArray[np.float64],
     rollout_ids: Sequence[str],
     report: Mapping[str, float],
+    **more: Any,
 ) -> Batch:
-    """A Batch whose labels are all completion tokens; per-action credit and weight are spread over them."""
+    """A Batch whose labels are all completion tokens; per-action weights are spread over them."""
     num_A = np.asarray([len(s) for s in sequences], np.int64) - prompt_len_A
     num_labels = int(num_A.sum())
     first_A = np.cumsum(num_A) - num_A
@@ -288,9 +357,10 @@ def _arrays(
         offset_N=(np.arange(num_labels) - np.repeat(first_A, num_A)).astype(np.int32),
         token_N=np.concatenate(completions or [np.zeros(0, np.int32)]).astype(np.int32, copy=False),
         logp_sampler_N=logp_sampler_N,
-        credit_N=np.repeat(credit_A, num_A).astype(np.float32),
+        credit_N=credit_N.astype(np.float32),
         weight_N=np.repeat(weight_A, num_A).astype(np.float32),
         num_rollouts=len(rollout_ids),
         rollout_ids=tuple(rollout_ids),
         report=report,
+        **more,
     )

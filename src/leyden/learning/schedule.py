@@ -7,7 +7,7 @@ died.
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -47,6 +47,15 @@ class TaskOrder:
         first = step * self._tasks_per_step
         return [self._at(place) for place in range(first, first + self._tasks_per_step)]
 
+    def refill_at(self, step: int, number: int, num_tasks: int, taken: Collection[str]) -> list[Task]:
+        """Up to `num_tasks` further tasks for a step, none of the ids in `taken`; fewer where no others are left.
+
+        They are drawn for this step and `number` alone and do not move the order of `tasks_at`, so a resumed run needs
+        no record of what earlier steps were refilled with.
+        """
+        drawn = shuffled(self._tasks, lambda task: task.id, "refill", self._seed, step, number)
+        return [task for task in drawn if task.id not in taken][:num_tasks]
+
     def _at(self, place: int) -> Task:
         epoch, within = divmod(place, len(self._tasks))
         if self._epoch[0] != epoch:
@@ -67,15 +76,17 @@ def plan_step(
     config: Mapping[str, Any] | None = None,
     metadata: Mapping[str, Any] | None = None,
     created_at: float = 0.0,
+    first_place: int = 0,
 ) -> list[Rollout]:
     """`group_size` rollouts for each of `tasks`, group after group, ready to be put in the queue.
 
     Ids follow from (run_id, step, mode, place of the task in the step, task, k). The seeds of rollouts follow
     from `seed` instead of the run, so that a second run of the same configuration samples the same. Raises
-    HoldoutError for a holdout task in mode `train`.
+    HoldoutError for a holdout task in mode `train`. `first_place` is the place of the first of `tasks` in the step:
+    above 0 when a step asks for more.
     """
     rollouts: list[Rollout] = []
-    for place, task in enumerate(tasks):
+    for place, task in enumerate(tasks, first_place):
         if mode == "train":
             _refuse_holdout(task)
         name = (run_id, step, mode, place, task.id)

@@ -1,5 +1,5 @@
-"""The process in which a verifier runs; started by `leyden.rewards.verifiers`. Standard library only, but for
-built-in verifiers.
+"""The process in which a verifier runs; started by `leyden.rewards.verifiers`. Light, as `leyden.base.command` is,
+but for built-in verifiers.
 
     worker.py callable FILE FUNCTION [--check]     worker.py command WORD...
     worker.py builtin VERIFIER SETTINGS FOLDER [--check]
@@ -10,7 +10,6 @@ line back is `{"ready": true}` or `{"error": ...}`. What the verifier prints goe
 
 import contextlib
 import ctypes
-import importlib.util
 import inspect
 import json
 import os
@@ -23,6 +22,8 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
+
+from leyden.base import command
 
 MAX_OUTPUT_BYTES = 1 << 20
 """A command that prints more than this does not print one JSON object."""
@@ -70,22 +71,11 @@ def main(argv: list[str]) -> int:
 
 
 def _load(file: str, name: str) -> Callable[..., Any]:
-    sys.path.insert(0, str(Path(file).parent))
-    spec = importlib.util.spec_from_file_location(Path(file).stem, file)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{file} cannot be imported as Python")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    function = getattr(module, name, None)
-    if not callable(function):
-        names = [n for n, v in vars(module).items() if inspect.isfunction(v) and not n.startswith("_")]
-        raise ImportError(f"{file} has no function {name!r}; it has: {', '.join(names) or 'none'}")
+    verify: Callable[..., Any] = command.load_named(file, name)
     try:
-        inspect.signature(function).bind(None, None, None)
+        inspect.signature(verify).bind(None, None, None)
     except TypeError:
-        raise ImportError(f"{name}{inspect.signature(function)} must take (task, trace, workspace)") from None
-    verify: Callable[..., Any] = function
+        raise ImportError(f"{name}{inspect.signature(verify)} must take (task, trace, workspace)") from None
     return verify
 
 
@@ -177,7 +167,7 @@ def _number(name: str, value: Any) -> Any:
 def _last_line(error: BaseException) -> str:
     """`ValueError: ... (verify.py, line 3)`, the innermost place in the verifier's own code."""
     text = traceback.format_exception_only(error)[-1].strip()[:1000]
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename not in (__file__, command.__file__)]
     frames = [f for f in frames if not f.filename.startswith("<frozen")]
     return f"{text} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else text
 

@@ -1,4 +1,5 @@
-"""The program of a `harness.callable`: `callable_main.py FILE FUNCTION`. Standard library only.
+"""The program of a `harness.callable`: `callable_main.py FILE FUNCTION`. Light, as
+`leyden.base.command` is.
 
 Calls FUNCTION with the task (`id`, `split`, `domain`, `input`), awaits it if it is a coroutine, and prints
 what it returns, if anything, as the last line of standard output. An exception ends the process with exit
@@ -6,7 +7,6 @@ code 1.
 """
 
 import asyncio
-import importlib.util
 import inspect
 import json
 import os
@@ -14,22 +14,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from leyden.base.command import load_named
+
 
 def main(argv: list[str]) -> int:
     """Run one task."""
     file, name = argv[1], argv[2]
-    folder = str(Path(file).parent)
-    if sys.path[:1] != [folder]:
-        sys.path.insert(0, folder)
-    spec = importlib.util.spec_from_file_location(Path(file).stem, file)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{file} cannot be imported as Python")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    function = getattr(module, name, None)
-    if not callable(function):
-        raise ImportError(f"{file} has no function {name!r}; mend harness.callable")
+    function = load_named(file, name)
     result = function(_task())
     if inspect.iscoroutine(result):
         result = asyncio.run(result)

@@ -74,6 +74,10 @@ class FakeBackend:
         """Zeros; shape (N,)."""
         return np.zeros(batch.num_labels, np.float32)
 
+    def values(self, batch: Batch) -> FloatArray:
+        """Zeros; shape (A,)."""
+        return np.zeros(len(batch.sequences), np.float32)
+
     def save(self, folder: Path, *, full: bool) -> None:
         """An empty folder."""
         folder.mkdir(parents=True, exist_ok=True)

@@ -70,7 +70,7 @@ def test_an_unknown_key_is_refused_and_the_nearest_known_one_named(tmp_path: Pat
         ("[learn]\nsteps = 'many'", "learn.steps", "'many'"),
         ("[learn]\nsteps = -1", "learn.steps", "-1"),
         ("[learn]\nsteps = 1.5", "learn.steps", "1.5"),
-        ("[learn]\nalgorithm = 'ppo'", "learn.algorithm", "'ppo'"),
+        ("[learn]\nalgorithm = 'poo'", "learn.algorithm", "'poo'"),
         ("[harness]\ntimeout_s = 0", "harness.timeout_s", "0"),
         ("[harness]\nenv = { A = 1 }", "harness.env.A", "1"),
         ("[rewards]\nclip = { a = [1] }", "rewards.clip.a", "[1]"),

@@ -14,7 +14,7 @@ from leyden.base.records import Trace
 from leyden.cli import wiring
 from leyden.cli.verbs.options import DEFAULT_CONFIG, ConfigOption, JsonOption, SetOption, read_config
 from leyden.learning import algorithms
-from leyden.learning.credit import credit_groups
+from leyden.learning.credit import credit_alone
 from leyden.loop import assemble_for
 from leyden.store import queue
 from leyden.traces.reader import Reader
@@ -61,7 +61,7 @@ def command(
 def _rows(
     settings: Config, reader: Reader, groups: list[list[str]], include_dropped: bool, counted: Counter[str]
 ) -> Iterator[dict[str, Any]]:
-    algorithm = algorithms.make(settings.learn)
+    algorithm = algorithms.make(settings.learn, settings.base_dir)
     policy = settings.learn.policy
     chunk: list[str] = []
     for number, group in enumerate(groups):
@@ -71,7 +71,7 @@ def _rows(
         traces: list[Trace] = reader.traces(chunk)
         chunk = []
         found = assemble_for(settings, traces)
-        credit = credit_groups(found, algorithm).by_rollout
+        credit = credit_alone(traces, found, algorithm, settings.learn)
         counted["sampled"] += found.sampled
         counted["trained"] += found.trained
         for reason, tokens in found.dropped.items():
@@ -91,7 +91,7 @@ def _rows(
                     "finish_reason": action.finish_reason,
                     "outcome": str(action.outcome),
                     "reward": action.reward,
-                    "credit": credit.get(action.rollout_id),
+                    "credit": None if credit is None else credit.number_of(action),
                     "drop": None if action.drop is None else str(action.drop),
                 }
 

@@ -18,7 +18,7 @@ from leyden.cli.decoding import decoder
 from leyden.cli.report.forest import forest_data
 from leyden.cli.verbs.options import DEFAULT_CONFIG, ConfigOption, JsonOption, SetOption, read_config
 from leyden.learning import algorithms
-from leyden.learning.credit import credit_groups
+from leyden.learning.credit import credit_alone
 from leyden.loop import assemble_for
 from leyden.rewards.canary import CANARY
 from leyden.rewards.components import Total
@@ -115,8 +115,9 @@ def _judge(settings: Config, group: Sequence[Trace], rollout_id: str) -> tuple[l
     """(every action of the rollout with its drop, its credit within its group)."""
     over = [t for t in group if t.rollout.state in (RolloutState.SUCCEEDED, RolloutState.FAILED)]
     assembly = assemble_for(settings, over)
-    credit = credit_groups(assembly, algorithms.make(settings.learn)).by_rollout
-    return [a for a in assembly.actions if a.rollout_id == rollout_id], credit.get(rollout_id)
+    credit = credit_alone(over, assembly, algorithms.make(settings.learn, settings.base_dir), settings.learn)
+    mine = [a for a in assembly.actions if a.rollout_id == rollout_id]
+    return mine, None if credit is None else credit.by_rollout.get(rollout_id)
 
 
 def _as_json(trace: Trace, actions: Sequence[Action], credit: float | None) -> dict[str, Any]:

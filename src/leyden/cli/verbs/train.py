@@ -1,18 +1,21 @@
 """`leyden train`: the whole loop on this machine."""
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from leyden.base.config import Config, load
+from leyden.base.config import Config, load, origins
 from leyden.base.errors import ConfigError
 from leyden.cli import probing, wiring
 from leyden.cli.finish import finish
 from leyden.cli.progress import JsonProgress, TextProgress
 from leyden.cli.trackers import MetricsWriter
 from leyden.cli.verbs.options import DEFAULT_CONFIG, ConfigOption, JsonOption, SetOption, read_config
+from leyden.learning.explain import explain as explained
+from leyden.learning.explain import text
 from leyden.loop import improve
 
 HELP = "Improve a policy: evaluate, imitate demonstrations, reinforce, evaluate again, judge, report."
@@ -24,12 +27,20 @@ def command(
     resume: Path = typer.Option(
         None, "--resume", metavar="RUN_FOLDER", help="Go on with a run that was stopped.", file_okay=False
     ),
+    explain: bool = typer.Option(
+        False, "--explain", help="Print what would be minimised and where each number comes from; train nothing."
+    ),
     json_output: JsonOption = False,
 ) -> None:
     """Print progress, the verdict and the path of the report."""
     settings = resumed_config(resume) if resume else read_config(config, override)
     if resume and override:
         raise ConfigError("--resume goes on with the configuration of the run; --set cannot change it")
+    if explain:
+        path = resume / "config.json" if resume else config
+        found = explained(settings, origins(path, override or []))
+        typer.echo(json.dumps(found) if json_output else text(found))
+        return
     progress = JsonProgress() if json_output else TextProgress()
     progress.done(train(settings, progress, resume=resume))
 

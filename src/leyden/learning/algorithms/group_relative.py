@@ -17,12 +17,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from leyden.base.records import Drop
-from leyden.learning.backends.base import Surrogate
+from leyden.learning.algorithms.base import Algorithm
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupRelative:
+@dataclass(frozen=True, kw_only=True)
+class GroupRelative(Algorithm):
     """Credit is the distance from a baseline made of the group's own rewards."""
 
     name: str
@@ -33,12 +32,6 @@ class GroupRelative:
     """Whether the spread of the group is divided out."""
     eps: float = 1e-6
     """Added to the standard deviation."""
-    surrogate_default: Surrogate = "policy_gradient"
-    """Loss per token that its credit is meant for."""
-    negative_credit: bool = True
-    """Worse than the group is below 0."""
-    zero_credit_drop: Drop | None = None
-    """Average rollouts are trained with credit 0."""
 
     def credit(self, rewards_G: Sequence[float]) -> list[float]:
         """Credit of each rollout of one group; see the module for the formulas."""

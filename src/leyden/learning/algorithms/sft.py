@@ -5,18 +5,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from leyden.base.records import Drop
+from leyden.learning.algorithms.base import Algorithm
 from leyden.learning.backends.base import Surrogate
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sft:
+@dataclass(frozen=True, kw_only=True)
+class Sft(Algorithm):
     """Credit 1 at or above a reward. Below it, tokens are dropped as `below_threshold` and counted."""
 
     name: str = "rejection_sft"
     """As the configuration calls it."""
     min_reward: float = -math.inf
     """Lowest reward that is imitated; the default imitates every rollout that has one."""
-    surrogate_default: Surrogate = "nll"
+    surrogate: Surrogate | None = "nll"
     """Likelihood, without importance weight."""
     negative_credit: bool = False
     """Nothing is pushed away from."""

@@ -125,6 +125,10 @@ class EmbeddedBackend:
         meanwhile."""
         return self._require_trainer().logprobs(batch)
 
+    def values(self, batch: Batch) -> FloatArray:
+        """What the critic expects from the prompt of each action on, shape (A,). Sampling goes on meanwhile."""
+        return self._require_trainer().values(batch)
+
     def save(self, folder: Path, *, full: bool) -> None:
         """Write the weights with config and tokenizer; `full` adds optimizer and RNG states. Whole or not at
         all."""

@@ -2,7 +2,7 @@
 
     config.json, model.safetensors, tokenizer*, chat_template.jinja     plain Hugging Face, or
     adapter_config.json, adapter_model.safetensors, tokenizer*          with LoRA: the update only
-    trainer.safetensors         with a trainer: optimizer, reference, random state
+    trainer.safetensors         with a trainer: optimizer, reference, critic, random state
     leyden.json                 manifest: kind, base, number of steps, SHA-256 of every file
 
 Nothing is pickled. After a `load` with a trainer a CPU continues with bit-identical losses. Not here: which
@@ -131,9 +131,11 @@ def _kind(loaded: LoadedModel) -> str:
 
 
 def _state(trainer: Trainer) -> dict[str, Tensor]:
-    """Optimizer, reference and random state as flat named tensors."""
+    """Optimizer, reference, critic and random state as flat named tensors."""
     tensors = {"random": torch.get_rng_state()}
-    for name, parameter in trainer.parameters.items():
+    for name, parameter in _critic(trainer).items():
+        tensors[f"value.{name}"] = parameter.detach().contiguous()
+    for name, parameter in trainer.trained().items():
         for key in _ADAM:
             value = trainer.optimizer.state.get(parameter, {}).get(key)
             if value is not None:
@@ -147,16 +149,21 @@ def _state(trainer: Trainer) -> dict[str, Tensor]:
 
 def _restore(folder: Path, trainer: Trainer, state: Mapping[str, Tensor], num_steps: int) -> None:
     device = trainer.loaded.device
-    known = {f"{key}.{name}" for key in (*_ADAM, "reference") for name in trainer.parameters}
+    known = {f"{key}.{name}" for key in _ADAM for name in trainer.trained()}
+    known |= {f"reference.{name}" for name in trainer.parameters} | {f"value.{name}" for name in _critic(trainer)}
     unknown = sorted(set(state) - known - {"random", "random_cuda"})
     if unknown or "random" not in state:
         raise CheckpointError(f"{folder / STATE} is of another model: it holds {unknown[:3] or 'no random state'}")
     for key in ("exp_avg", "exp_avg_sq", "reference"):
-        there = {n: state[f"{key}.{n}"] for n in trainer.parameters if f"{key}.{n}" in state}
+        there = {n: state[f"{key}.{n}"] for n in trainer.trained() if f"{key}.{n}" in state}
         if there:
-            _compare(folder, there, {n: p for n, p in trainer.parameters.items() if n in there})
+            _compare(folder, there, {n: p for n, p in trainer.trained().items() if n in there})
+    _compare(folder, {n: state[f"value.{n}"] for n in _critic(trainer) if f"value.{n}" in state}, _critic(trainer))
     trainer.optimizer.state.clear()
-    for name, parameter in trainer.parameters.items():
+    with torch.no_grad():
+        for name, parameter in _critic(trainer).items():
+            parameter.copy_(state[f"value.{name}"])
+    for name, parameter in trainer.trained().items():
         kept = {key: state[f"{key}.{name}"].to(device) for key in _ADAM if f"{key}.{name}" in state}
         if kept:
             trainer.optimizer.state[parameter] = kept
@@ -166,6 +173,11 @@ def _restore(folder: Path, trainer: Trainer, state: Mapping[str, Tensor], num_st
     torch.set_rng_state(state["random"])
     if "random_cuda" in state and device.type == "cuda":
         torch.cuda.set_rng_state(state["random_cuda"], device)
+
+
+def _critic(trainer: Trainer) -> dict[str, torch.nn.Parameter]:
+    """Parameters of the value head, if there is one."""
+    return {name: p for name, p in trainer.trained().items() if name not in trainer.parameters}
 
 
 def _read_weights(folder: Path, loaded: LoadedModel) -> Mapping[str, Tensor]:

@@ -7,95 +7,67 @@ gradient and take no forward pass; their share of the report (gap, entropy) is t
 
 Does not: schedule the learning rate, decide credit, or serve. Nobody else may use the model during a call.
 
-    N labels of a batch   L labels of a pass
+    A actions and N labels of a batch   L labels of a pass
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from leyden.base import recipes
 from leyden.base.config import LearnConfig
 from leyden.base.errors import LearningError, ObjectiveError
 from leyden.base.records import FloatArray
 from leyden.learning.backends.base import Layout, Objective, UpdateReport
 from leyden.learning.backends.embedded import recompute
 from leyden.learning.backends.embedded.attention import attention_scope, kernel_for
+from leyden.learning.backends.embedded.coupling import (
+    Mask,
+    Wide,
+    call_log_importance,
+    call_log_ratio,
+    pair_margins,
+    pair_terms,
+    whole_actions,
+)
+from leyden.learning.backends.embedded.critic import Critic
 from leyden.learning.backends.embedded.layouts import Pass, plan_passes
 from leyden.learning.backends.embedded.logprobs import label_logprobs, plan_positions
-from leyden.learning.backends.embedded.losses import Labels, Terms, objective_loss
+from leyden.learning.backends.embedded.losses import Labels, objective_loss
 from leyden.learning.backends.embedded.model import LoadedModel
-from leyden.learning.backends.embedded.planner import Plan, Planner, Shape, calibration_batch
+from leyden.learning.backends.embedded.planner import Planner, Shape, calibration_batch
+from leyden.learning.backends.embedded.tally import Tally, report
 from leyden.learning.batch import Batch, check
 
 ADAM_EPS = 1e-8
 
-Mask = NDArray[np.bool_]
-Wide = NDArray[np.float64]
-
-
-@dataclass(slots=True)
-class _Tally:
-    """Sums over the labels and steps of one update, in double precision."""
-
-    loss: float = 0.0
-    grad_norm: float = 0.0
-    weight: float = 0.0
-    kl: float = 0.0
-    entropy: float = 0.0
-    num_clipped: int = 0
-    num_capped: int = 0
-    num_computed: int = 0
-    num_steps: int = 0
-    num_forward_tokens: int = 0
-    num_passes: int = 0
-    layouts: list[str] = field(default_factory=list)
-    predicted_s: float | None = None
-    measured_s: float = 0.0
-    gaps: list[Wide] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def timed(self, phase: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
-
-    def add_plan(self, plan: Plan, seconds: float) -> None:
-        self.num_passes += len(plan.passes)
-        self.measured_s += seconds
-        if plan.layout not in self.layouts:
-            self.layouts.append(plan.layout)
-        if plan.predicted_s is not None:
-            self.predicted_s = (self.predicted_s or 0.0) + plan.predicted_s
-
-    def add_gap(self, logp_N: Wide, batch: Batch, active_N: Mask) -> None:
-        known_N = active_N & ~np.isnan(batch.logp_sampler_N)
-        self.gaps.append(np.abs(logp_N[known_N] - batch.logp_sampler_N[known_N]))
-
-    def add_terms(self, terms: Terms, weight_L: Tensor) -> None:
-        self.loss += float(terms.loss.detach())
-        self.weight += float(weight_L.sum())
-        self.kl += float((weight_L * terms.kl_L).sum())
-        self.entropy += float((weight_L * terms.entropy_L).sum())
-        self.num_clipped += int(terms.clipped_L.sum())
-        self.num_capped += int(terms.capped_L.sum())
-        self.num_computed += len(weight_L)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Before:
-    """Log-probs of a batch under weights other than the current ones; NaN where a label is not active."""
+    """What is known of a batch before a step of it; NaN where a label is not active."""
 
-    logp_old_N: Wide | None
-    """Before the first optimizer step; None: the forward pass of the step itself gives them."""
-    logp_reference_N: Wide | None
-    """Under the reference; None when there is no KL term."""
+    logp_old_N: Wide | None = None
+    """Log-probs below the ratio; None: the forward pass of the step itself gives them."""
+    logp_reference_N: Wide | None = None
+    """Under the reference; None when nothing is measured from it."""
+    log_importance_N: Wide | None = None
+    """log of trainer by sampler for whole actions; None: label by label."""
+    fresh: bool = False
+    """Whether `logp_old_N` is ours, so that it is also that of now until the first step is made."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Coupled:
+    """Constants per label of losses that couple labels; None where the surrogate does not."""
+
+    log_ratio_N: Wide | None = None
+    slope_N: Wide | None = None
+    share_N: Wide | None = None
 
 
 class Trainer:
@@ -113,6 +85,9 @@ class Trainer:
         """Optimizer steps ever made."""
         self.reference: dict[str, Tensor] | None = None
         """Trained parameters at the first update with a KL term: the policy that KL is measured from."""
+        width = int(loaded.head.weight.shape[1])  # type: ignore[index]
+        self.critic = Critic(width, loaded.device) if recipes.recipe_of(learn.algorithm).critic else None
+        """The value head, for algorithms that have one."""
         matrices = [p for p in self.parameters.values() if p.ndim >= 2]
         others = [p for p in self.parameters.values() if p.ndim < 2]
         self.optimizer = torch.optim.AdamW(
@@ -120,6 +95,7 @@ class Trainer:
             [
                 {"params": matrices, "weight_decay": learn.weight_decay},
                 {"params": others, "weight_decay": 0.0},
+                *([{"params": list(self.critic.parameters()), "weight_decay": 0.0}] if self.critic else []),
             ],
             lr=learn.learning_rate,
             betas=learn.betas,
@@ -127,13 +103,18 @@ class Trainer:
             fused=True,
         )
 
+    def trained(self) -> dict[str, torch.nn.Parameter]:
+        """Everything that the optimizer moves, by name: the policy's parameters and those of the critic."""
+        critic = self.critic.named_parameters("critic") if self.critic else ()
+        return {**self.parameters, **dict(critic)}
+
     def update(self, batches: Sequence[Batch], objective: Objective) -> UpdateReport:
         """One optimizer step per batch that has anything to train, in order.
 
         Raises LearningError for a loss or gradient that is not finite (steps before it stay), ObjectiveError
         for a batch that does not fit the model.
         """
-        tally = _Tally()
+        tally = Tally()
         active = {id(batch): _active(batch, objective) for batch in batches}
         for batch in batches:
             self._check(batch)
@@ -141,13 +122,25 @@ class Trainer:
         before = self._before(todo, active, objective, tally)
         for batch in todo:
             self._step(batch, active[id(batch)], before[id(batch)], objective, tally)
-        return _report(tally, batches)
+        return report(tally, batches)
 
     def logprobs(self, batch: Batch) -> FloatArray:
         """Log-prob of every label under the current weights, shape (N,)."""
         self._check(batch)
         everything = np.ones(batch.num_labels, np.bool_)
-        return self._logprobs(batch, everything, _Tally()).astype(np.float32)
+        return self._logprobs(batch, everything, Tally()).astype(np.float32)
+
+    def values(self, batch: Batch) -> FloatArray:
+        """What the critic expects from the prompt of each action on, shape (A,); NaN for an action without a label."""
+        if self.critic is None:
+            raise LearningError("there is no critic; choose an algorithm that has one, for example ppo")
+        self._check(batch)
+        value_A = np.full(len(batch.sequences), np.nan, np.float32)
+        with torch.no_grad():
+            for one in self.planner.plan(batch, batch.offset_N == 0).passes:
+                value_K, actions = self.critic.of_pass(self._hidden(one), one, batch)
+                value_A[actions] = value_K.float().cpu().numpy()
+        return value_A
 
     def accumulate(
         self,
@@ -161,8 +154,11 @@ class Trainer:
 
         `logp_old_N` and `logp_reference_N` have shape (N,); without the first, old is current.
         """
-        tally = _Tally()
-        self._backward(batch, _active(batch, objective), _Before(logp_old_N, logp_reference_N), objective, tally)
+        tally, active_N = Tally(), _active(batch, objective)
+        importance_N = None
+        if logp_old_N is not None and _by_call(objective):
+            importance_N = call_log_importance(batch, logp_old_N)
+        self._backward(batch, active_N, _Before(logp_old_N, logp_reference_N, importance_N), objective, tally)
         return tally.loss
 
     def _check(self, batch: Batch) -> None:
@@ -189,24 +185,52 @@ class Trainer:
         check(batch)
 
     def _before(
-        self, batches: Sequence[Batch], active: dict[int, Mask], objective: Objective, tally: _Tally
+        self, batches: Sequence[Batch], active: dict[int, Mask], objective: Objective, tally: Tally
     ) -> dict[int, _Before]:
         """What must be known of each batch before the first step, each distinct batch once."""
         unique = {id(batch): batch for batch in batches}
+        coupled = objective.surrogate in ("gspo", "dpo") or _by_call(objective)
+        needed = {key: whole_actions(b, active[key]) if coupled else active[key] for key, b in unique.items()}
         old: dict[int, Wide] = {}
-        # With a single step the old policy is the current one, and the step's own forward gives its
-        # log-probs.
-        if len(batches) > 1:
+        if objective.old_logprobs == "recorded":
+            old = {key: batch.logp_sampler_N.astype(np.float64) for key, batch in unique.items()}
+        elif len(batches) > 1 or _by_call(objective):
+            # Otherwise the old policy is the current one, and the step's own forward gives its log-probs.
             with tally.timed("old_logprobs"):
                 for key, batch in unique.items():
-                    old[key] = self._logprobs(batch, active[key], tally)
+                    old[key] = self._logprobs(batch, needed[key], tally)
                     tally.add_gap(old[key], batch, active[key])
         reference: dict[int, Wide] = {}
-        if objective.kl != 0 and batches:
+        if (objective.kl != 0 or objective.surrogate == "dpo") and batches:
             with tally.timed("reference_logprobs"), self._reference_weights():
                 for key, batch in unique.items():
-                    reference[key] = self._logprobs(batch, active[key], tally)
-        return {key: _Before(old.get(key), reference.get(key)) for key in unique}
+                    reference[key] = self._logprobs(batch, needed[key], tally)
+        return {
+            key: _Before(
+                old.get(key),
+                reference.get(key),
+                call_log_importance(batch, old[key]) if _by_call(objective) else None,
+                fresh=objective.old_logprobs == "recomputed",
+            )
+            for key, batch in unique.items()
+        }
+
+    def _coupled(self, batch: Batch, active_N: Mask, before: _Before, objective: Objective, tally: Tally) -> _Coupled:
+        """What a loss over whole calls or pairs needs of the log-probs of now."""
+        if objective.surrogate not in ("gspo", "dpo"):
+            return _Coupled()
+        known = before.logp_old_N if before.fresh and tally.num_steps == 0 else None
+        if objective.surrogate == "gspo":
+            if before.logp_old_N is None or known is not None:
+                return _Coupled(log_ratio_N=np.zeros(batch.num_labels))
+            now_N = self._logprobs(batch, whole_actions(batch, active_N), tally)
+            return _Coupled(log_ratio_N=call_log_ratio(batch, now_N, before.logp_old_N))
+        assert before.logp_reference_N is not None
+        now_N = self._logprobs(batch, whole_actions(batch, active_N), tally) if known is None else known
+        margin_P = pair_margins(batch, now_N, before.logp_reference_N, objective.dpo_beta)
+        tally.margins.append(margin_P)
+        slope_N, share_N = pair_terms(batch, margin_P, objective.dpo_beta)
+        return _Coupled(slope_N=slope_N, share_N=share_N)
 
     @contextmanager
     def _reference_weights(self) -> Iterator[None]:
@@ -224,26 +248,19 @@ class Trainer:
             parameter.data, other[name] = other[name], parameter.data
         self.loaded.refresh()
 
-    def _step(self, batch: Batch, active_N: Mask, before: _Before, objective: Objective, tally: _Tally) -> None:
+    def _step(self, batch: Batch, active_N: Mask, before: _Before, objective: Objective, tally: Tally) -> None:
         # An update that was interrupted may have left gradients.
         self._clear_gradients()
         loss_before = tally.loss
         self._backward(batch, active_N, before, objective, tally)
         with tally.timed("optimizer"):
-            grads = [p.grad for p in self.parameters.values() if p.grad is not None]
-            norm = torch.nn.utils.get_total_norm(grads)
-            grad_norm, loss = float(norm), tally.loss - loss_before
-            if not (np.isfinite(grad_norm) and np.isfinite(loss)):
-                self._clear_gradients()
-                raise LearningError(
-                    f"optimizer step {self.num_steps + 1} has loss {loss} and gradient norm {grad_norm}; the "
-                    f"weights are those after step {self.num_steps}. Lower learn.learning_rate, or set "
-                    'policies.NAME.dtype = "float32"'
-                )
-            if 0 < objective.grad_clip < grad_norm:
-                torch._foreach_mul_(grads, objective.grad_clip / grad_norm)
+            grad_norm = self._clip(self.parameters.values(), objective.grad_clip, tally.loss - loss_before)
+            if self.critic:
+                self._clip(self.critic.parameters(), objective.grad_clip, tally.value_loss)
             for group in self.optimizer.param_groups:
                 group["lr"] = objective.learning_rate
+            if self.critic:
+                self.optimizer.param_groups[-1]["lr"] = objective.value_learning_rate
             self.optimizer.step()
             # The fused AdamW writes without raising version counters (torch 2.13): nobody else would notice.
             self.loaded.refresh()
@@ -252,57 +269,83 @@ class Trainer:
         tally.num_steps += 1
         tally.grad_norm += grad_norm
 
+    def _clip(self, parameters: Iterable[Tensor], limit: float, loss: float) -> float:
+        """The norm of their gradients, which is then at most `limit`. LearningError when it or `loss` is not finite."""
+        grads = [p.grad for p in parameters if p.grad is not None]
+        norm = float(torch.nn.utils.get_total_norm(grads))
+        if not (np.isfinite(norm) and np.isfinite(loss)):
+            self._clear_gradients()
+            raise LearningError(
+                f"optimizer step {self.num_steps + 1} has loss {loss} and gradient norm {norm}; the "
+                f"weights are those after step {self.num_steps}. Lower learn.learning_rate, or set "
+                'policies.NAME.dtype = "float32"'
+            )
+        if 0 < limit < norm:
+            torch._foreach_mul_(grads, limit / norm)
+        return norm
+
     def _clear_gradients(self) -> None:
         """Zero them and keep their memory: to allocate it anew costs more than to clear it (see `precision`)."""
-        for parameter in self.parameters.values():
+        for parameter in self.trained().values():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             else:
                 parameter.grad.zero_()
 
-    def _backward(self, batch: Batch, active_N: Mask, before: _Before, objective: Objective, tally: _Tally) -> None:
+    def _backward(self, batch: Batch, active_N: Mask, before: _Before, objective: Objective, tally: Tally) -> None:
         logp_N = np.full(batch.num_labels, np.nan)
+        coupled = self._coupled(batch, active_N, before, objective, tally)
         plan = self.planner.plan(batch, active_N)
         start = time.perf_counter()
         for one in plan.passes:
             with tally.timed("forward"):
-                logp_L, entropy_L = self._forward(batch, one, entropy=objective.entropy != 0)
-                labels = self._labels(batch, one, before, logp_L.detach())
+                hidden_BTE = self._hidden(one)
+                logp_L, entropy_L = self._labels_of(hidden_BTE, batch, one, entropy=objective.entropy != 0)
+                labels = self._labels(batch, one, before, coupled, logp_L.detach())
                 terms = objective_loss(objective, labels, logp_L, entropy_L)
+                loss = terms.loss
+                if self.critic and batch.target_A is not None:
+                    value = self.critic.loss(hidden_BTE, one, batch, objective)
+                    tally.value_loss += float(value.detach())
+                    loss = loss + objective.value_coef * value
             with tally.timed("backward"):
-                terms.loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()  # type: ignore[no-untyped-call]
             tally.num_forward_tokens += one.num_tokens
             tally.add_terms(terms, labels.weight_L)
+            tally.num_masked[id(batch)] = tally.num_masked.get(id(batch), 0) + int(terms.masked_L.sum())
             logp_N[one.label_L] = logp_L.detach().cpu().numpy()
         seconds = time.perf_counter() - start
         self.planner.measured(plan, seconds)
         tally.add_plan(plan, seconds)
-        if before.logp_old_N is None:
+        if before.logp_old_N is None or (not before.fresh and tally.num_steps == 0):
             tally.add_gap(logp_N, batch, active_N)
 
-    def _logprobs(self, batch: Batch, active_N: Mask, tally: _Tally) -> Wide:
+    def _logprobs(self, batch: Batch, active_N: Mask, tally: Tally) -> Wide:
         logp_N = np.full(batch.num_labels, np.nan)
         with torch.no_grad():
             for one in self.planner.plan(batch, active_N).passes:
-                logp_N[one.label_L] = self._forward(batch, one, entropy=False)[0].cpu().numpy()
+                logp_L, _ = self._labels_of(self._hidden(one), batch, one, entropy=False)
+                logp_N[one.label_L] = logp_L.cpu().numpy()
                 tally.num_forward_tokens += one.num_tokens
         return logp_N
 
-    def _forward(self, batch: Batch, one: Pass, *, entropy: bool) -> tuple[Tensor, Tensor | None]:
-        """(logp_L, entropy_L) of the labels of a pass."""
+    def _hidden(self, one: Pass) -> Tensor:
+        """Hidden states of a pass, (B, T, E)."""
         device = self.loaded.device
         kept = recompute.recompute_scope() if self.recomputes else nullcontext()
         with attention_scope(kernel_for(one.rule, device)), kept:
-            hidden_BTE = self.loaded.hidden(
+            return self.loaded.hidden(
                 torch.from_numpy(one.ids_BT).to(device), torch.from_numpy(one.positions_BT).to(device)
             )
-        dtype = torch.float64 if hidden_BTE.dtype == torch.float64 else torch.float32
+
+    def _labels_of(self, hidden_BTE: Tensor, batch: Batch, one: Pass, *, entropy: bool) -> tuple[Tensor, Tensor | None]:
+        """(logp_L, entropy_L) of the labels of a pass."""
         positions = plan_positions(
             one.source_L,
             batch.temperature_A[batch.action_N[one.label_L]],
             batch.token_N[one.label_L].astype(np.int64),
-            device,
-            dtype,
+            self.loaded.device,
+            torch.float64 if hidden_BTE.dtype == torch.float64 else torch.float32,
         )
         return label_logprobs(hidden_BTE, self.loaded.head, positions, entropy=entropy)
 
@@ -316,7 +359,7 @@ class Trainer:
         start = time.perf_counter()
         with torch.enable_grad():
             for one in plan_passes(batch, layout, self.planner.token_budget):
-                logp_L, _ = self._forward(batch, one, entropy=False)
+                logp_L, _ = self._labels_of(self._hidden(one), batch, one, entropy=False)
                 logp_L.mean().backward()  # type: ignore[no-untyped-call]
                 float(logp_L.detach()[0])  # waits for a device that runs behind
         seconds = time.perf_counter() - start
@@ -324,16 +367,25 @@ class Trainer:
             parameter.grad = grad
         return seconds
 
-    def _labels(self, batch: Batch, one: Pass, before: _Before, logp_L: Tensor) -> Labels:
+    def _labels(self, batch: Batch, one: Pass, before: _Before, coupled: _Coupled, logp_L: Tensor) -> Labels:
         def take(values_N: FloatArray | Wide) -> Tensor:
             return torch.from_numpy(values_N[one.label_L]).to(logp_L.device, logp_L.dtype)
 
+        def given(values_N: Wide | None) -> Tensor | None:
+            return None if values_N is None else take(values_N)
+
+        old_L = given(before.logp_old_N)
         return Labels(
             credit_L=take(batch.credit_N),
             weight_L=take(batch.weight_N),
-            logp_old_L=logp_L if before.logp_old_N is None else take(before.logp_old_N),
+            # A label that the sampler did not score has nothing to be compared with: its ratio starts at 1.
+            logp_old_L=logp_L if old_L is None else torch.where(torch.isnan(old_L), logp_L, old_L),
             logp_sampler_L=take(batch.logp_sampler_N),
-            logp_reference_L=None if before.logp_reference_N is None else take(before.logp_reference_N),
+            logp_reference_L=given(before.logp_reference_N),
+            log_importance_L=given(before.log_importance_N),
+            log_ratio_L=given(coupled.log_ratio_N),
+            slope_L=given(coupled.slope_N),
+            share_L=given(coupled.share_N),
         )
 
 
@@ -350,34 +402,17 @@ def _shape(loaded: LoadedModel) -> Shape:
 
 
 def _active(batch: Batch, objective: Objective) -> Mask:
-    """Labels that have a gradient: without KL and entropy, a label without credit has none."""
+    """Labels that have a gradient: without KL and entropy, a label without credit has none, unless a value has."""
     active_N: Mask = batch.weight_N != 0
     if objective.kl == 0 and objective.entropy == 0:
         active_N = active_N & (batch.credit_N != 0)
+    if batch.target_A is not None and objective.value_coef != 0:
+        active_N = active_N | ((batch.offset_N == 0) & ~np.isnan(batch.target_A)[batch.action_N])
     return active_N
 
 
-def _report(tally: _Tally, batches: Sequence[Batch]) -> UpdateReport:
-    steps = max(1, tally.num_steps)
-    computed = max(1, tally.num_computed)
-    weight = tally.weight or 1.0
-    gaps = np.concatenate(tally.gaps) if tally.gaps else np.zeros(0)
-    return UpdateReport(
-        loss=tally.loss / steps,
-        grad_norm=tally.grad_norm / steps,
-        kl=tally.kl / weight,
-        entropy=tally.entropy / weight,
-        clip_fraction=tally.num_clipped / computed,
-        importance_capped=tally.num_capped / computed,
-        gap_mean=float(gaps.mean()) if len(gaps) else 0.0,
-        gap_max=float(gaps.max()) if len(gaps) else 0.0,
-        num_labels=sum(batch.num_labels for batch in batches),
-        num_forward_tokens=tally.num_forward_tokens,
-        num_sequence_tokens=sum(batch.num_sequence_tokens for batch in batches),
-        num_optimizer_steps=tally.num_steps,
-        seconds=tally.seconds,
-        layout=", ".join(tally.layouts),
-        num_passes=tally.num_passes,
-        predicted_s=tally.predicted_s,
-        measured_s=tally.measured_s,
-    )
+def _by_call(objective: Objective) -> bool:
+    """Whether importance is a matter of whole calls."""
+    weighed = objective.surrogate not in ("nll", "dpo") and objective.old_logprobs == "recomputed"
+    corrected = objective.importance_cap != 0 or objective.importance_mask != 0
+    return weighed and corrected and objective.importance_level == "sequence"
