@@ -9,105 +9,33 @@ rollouts that are in the store are not run twice, and the update they lead to is
 """
 
 import asyncio
-import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from leyden import carry
 from leyden.base.config import Config, LearnConfig
 from leyden.base.errors import LearningError
 from leyden.base.records import Outcome, PolicyVersion, Rollout, RolloutState, Task, Trace, Verdict
-from leyden.base.tasks import Demo
+from leyden.house import House
 from leyden.learning import algorithms, batch, schedule
-from leyden.learning.backends.base import Backend, Objective, UpdateReport
+from leyden.learning.backends.base import Objective, UpdateReport
 from leyden.learning.credit import Credit, apply_credit, credit_groups, drop_flat, drop_unpaired
-from leyden.learning.evidence import Teacher, gather
+from leyden.learning.evidence import gather
 from leyden.learning.shaping import num_dull, refuse_mismatch, shaped
 from leyden.release import evaluation, gate, holdout
 from leyden.rewards import canary
 from leyden.runner.outcome import policies
 from leyden.step_report import off_policy, step_report, update_numbers
 from leyden.store import aio, ledger, queue
-from leyden.store.base import Store
 from leyden.traces.assemble import Assembly, OutcomePolicy, assemble
 from leyden.traces.reader import Reader
 
 POLL_S = 0.25
 """Shortest time between two looks at the rollouts of a step: each look decodes every row."""
-
-
-class Progress(Protocol):
-    """Where the loop says what it does."""
-
-    def say(self, text: str) -> None:
-        """One sentence for people."""
-
-    def begin(self, phase: str, total: int) -> None:
-        """A phase of `total` units starts; it replaces the one before."""
-
-    def advance(self, done: int, note: str = "") -> None:
-        """`done` units of the phase are over."""
-
-    def end(self) -> None:
-        """The phase is over."""
-
-    def metrics(self, row: Mapping[str, Any]) -> None:
-        """The report of a step."""
-
-
-class Services(Protocol):
-    """The gateway and runner processes of this run."""
-
-    def check(self) -> None:
-        """Restart what died; LearningError when it keeps dying, with the end of its log."""
-
-    async def hold(self) -> None:
-        """New calls wait and the calls in flight have ended when this returns."""
-
-    async def resume(self) -> None:
-        """Calls go on."""
-
-
-@dataclass(kw_only=True)
-class House:
-    """Everything a run is made of; `leyden.cli.wiring` builds it."""
-
-    config: Config
-    run_id: str
-    folder: Path
-    store: Store
-    backend: Backend
-    services: Services
-    progress: Progress
-    train_tasks: Sequence[Task]
-    holdout_tasks: Sequence[Task]
-    val_tasks: Sequence[Task] = ()
-    demos: Sequence[Demo] = ()
-    engine_url: str = ""
-    """Where the backend serves, without `/v1`."""
-    teacher: Teacher | None = None
-    """Scores tokens, for algorithms that learn from another model."""
-    base_version: int = 0
-    """Version of the policy that this run starts from."""
-    done_steps: int = 0
-    """Reinforcement steps whose result the backend holds already (after --resume)."""
-    sft_done: bool = False
-    """Whether the supervised stage is behind us (after --resume)."""
-    stop_requested: Callable[[], None] = lambda: None
-    """Raises Interrupted when the user asked to stop."""
-
-    @property
-    def policy(self) -> str:
-        """Name of the policy that this run improves."""
-        return self.config.learn.policy
-
-    @property
-    def sft_version(self) -> int:
-        """Version after the supervised stage; every optimizer step makes one."""
-        return self.base_version + sft_steps(self.config, len(self.demos))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,11 +46,6 @@ class Improvement:
     """By label: `base`, `sft`, `final`; those that were made."""
     verdicts: Mapping[str, Verdict]
     """By the label of the incumbent."""
-
-
-def sft_steps(config: Config, num_demos: int) -> int:
-    """Optimizer steps of the supervised stage."""
-    return config.sft.epochs * math.ceil(num_demos / config.sft.batch_size) if config.sft else 0
 
 
 async def improve(house: House) -> Improvement:
@@ -153,10 +76,10 @@ async def reinforce_once(house: House, step: int) -> dict[str, Any]:
     """One step: whole groups are run, compared, and learned from. Returns (and records) the step report."""
     learn, before = house.config.learn, house.backend.version
     started = time.time()
-    traces, num_refilled = await _sample(house, step, before)
+    traces, sampled = await (carry.groups if learn.max_staleness else _sample)(house, step, before)
     collected = time.time()
     algorithm = algorithms.make(learn, house.config.base_dir)
-    assembly = shape(house.config, assemble_for(house.config, traces, min_version=before))
+    assembly = shape(house.config, assemble_for(house.config, traces, min_version=before - learn.max_staleness))
     refuse_mismatch(assembly, algorithm)
     evidence = await asyncio.to_thread(gather, traces, assembly, algorithm, learn, house.backend, house.teacher)
     credit = credit_groups(assembly, algorithm, evidence)
@@ -167,7 +90,7 @@ async def reinforce_once(house: House, step: int) -> dict[str, Any]:
     house.progress.end()
     seconds = {"rollouts": collected - started, "update": time.time() - collected}
     report = step_report(house.config, step, house.backend.version, traces, assembly, credit, update, seconds)
-    report |= {"num_refilled": num_refilled, **off_policy(report, batches, update)}
+    report |= {**sampled, **off_policy(report, batches, update)}
     if house.config.rewards.canary_verifier:
         report["canary"] = await _watch_canary(house, step, traces)
     await _record_step(house, "rl", step, before, report)
@@ -187,8 +110,8 @@ async def _watch_canary(house: House, step: int, traces: Sequence[Trace]) -> dic
     return row
 
 
-async def _sample(house: House, step: int, version: int) -> tuple[list[Trace], int]:
-    """(traces of the groups of a step, groups that were asked for because others had no difference)."""
+async def _sample(house: House, step: int, version: int) -> tuple[list[Trace], dict[str, Any]]:
+    """(traces of the groups of a step, how many were asked for because others had no difference)."""
     learn = house.config.learn
     order = schedule.TaskOrder(house.train_tasks, learn.tasks_per_step, house.config.run.seed)
     tasks, placed = order.tasks_at(step), 0
@@ -215,7 +138,7 @@ async def _sample(house: House, step: int, version: int) -> tuple[list[Trace], i
             tasks = order.refill_at(step, number, missing, taken) if missing > 0 else []
             if not tasks:
                 break
-    return traces, placed - learn.tasks_per_step
+    return traces, {"num_refilled": placed - learn.tasks_per_step}
 
 
 def drop_untrained(
@@ -380,7 +303,9 @@ def _prune(house: House) -> None:
 async def _update(house: House, batches: Sequence[batch.Batch], objective: Objective, version: int) -> UpdateReport:
     await house.services.hold()
     try:
-        return await asyncio.to_thread(house.backend.update, batches, objective, version)
+        report = await asyncio.to_thread(house.backend.update, batches, objective, version)
+        await carry.repin(house, version)
+        return report
     finally:
         await house.services.resume()
 

@@ -12,8 +12,9 @@ from tests.e2e.project import make_project, read, write_lines
 from leyden.base.records import Trace
 from leyden.cli import wiring
 from leyden.cli.progress import TextProgress
+from leyden.house import House
 from leyden.learning.schedule import plan_step
-from leyden.loop import House, assemble_for, collect, imitate
+from leyden.loop import assemble_for, collect, imitate
 from leyden.traces.forest import build_forest, leaves
 
 AGENT = """\

@@ -11,7 +11,8 @@ from leyden.base.config import Config, from_tree
 from leyden.base.errors import Interrupted, LearningError
 from leyden.base.records import Rollout, Task
 from leyden.base.tasks import Demo
-from leyden.loop import House, improve, reinforce_once
+from leyden.house import House
+from leyden.loop import improve, reinforce_once
 from leyden.store import Store, ledger, open_store
 from leyden.testing.fake_backend import FakeBackend, Play, ScriptedServices
 

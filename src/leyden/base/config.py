@@ -359,6 +359,9 @@ class LearnConfig(_Section):
     """`dpo`: larger keeps closer to the reference."""
     teacher: str = ""
     """`distill`: policy (not trained, with a model) whose log-probs are learned from."""
+    max_staleness: int = Field(0, ge=0)
+    """Versions that a rollout may be behind when it is learned from; 0 waits for all rollouts of each step, above it
+    rollouts of later steps go on during an update."""
     refills: int = Field(0, ge=0)
     """Times that groups without a difference are replaced by groups of further tasks; above 0 they are dropped."""
     overlong_buffer: float = Field(0.0, ge=0, le=1)

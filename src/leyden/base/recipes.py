@@ -285,6 +285,27 @@ def check(values: Mapping[str, Any], class_defaults: Mapping[str, Any]) -> list[
         said.append(f"learn.clip_dual = {values['clip_dual']} must be above 1 (or 0, which is off)")
     if 0 < values["importance_mask"] <= 1:
         said.append(f"learn.importance_mask = {values['importance_mask']} must be above 1 (or 0, which is off)")
+    if values["max_staleness"]:
+        said += _stale(values, recipe)
+    return said
+
+
+def _stale(values: Mapping[str, Any], recipe: Recipe) -> list[str]:
+    """What does not go with rollouts of older versions."""
+    said = []
+    if values["refills"]:
+        said.append(
+            f"learn.refills = {values['refills']} waits for the groups of its own step; set it to 0, or "
+            "learn.max_staleness to 0"
+        )
+    surrogate = recipe.surrogate or values["surrogate"]
+    recorded = values["old_logprobs"] == "recorded" and surrogate in RATIO_SURROGATES
+    corrected = values["importance_cap"] or values["importance_mask"] or recorded
+    if surrogate not in ("nll", "dpo") and not corrected:
+        said.append(
+            f"learn.max_staleness = {values['max_staleness']} trains on rollouts of older versions, and nothing "
+            "corrects for that: set learn.importance_cap above 0, for example 2.0"
+        )
     return said
 
 

@@ -17,7 +17,8 @@ from leyden.base.findings import Finding
 from leyden.base.records import Outcome, Rollout, Task, Trace, new_id
 from leyden.cli import wiring
 from leyden.cli.progress import JsonProgress, TextProgress
-from leyden.loop import House, collect
+from leyden.house import House
+from leyden.loop import collect
 from leyden.rewards.verifiers import check_verifier, open_verifier
 from leyden.runner.lease import check_harness
 

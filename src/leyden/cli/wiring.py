@@ -30,9 +30,9 @@ from leyden.base.records import PolicyVersion, Task
 from leyden.base.tasks import Demo, check_splits, load_demos, load_tasks
 from leyden.cli.processes import Child
 from leyden.cli.teachers import teacher_of
+from leyden.house import House, Progress, sft_steps
 from leyden.learning import algorithms
 from leyden.learning.shaping import check_sampling
-from leyden.loop import House, Progress, sft_steps
 from leyden.store import ledger, open_store, queue
 from leyden.store.base import Store
 

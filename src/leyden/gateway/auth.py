@@ -104,6 +104,16 @@ class Keys:
             )
         return known
 
+    async def refresh(self, known: KnownAttempt) -> None:
+        """Read an attempt again if anything changed since it was read."""
+        changes = self._changes.count()
+        if known.seen != changes:
+            rollout_id, attempt_id = known.rollout.id, known.attempt.id
+            found = await aio.read(self._store, lambda connection: _by_id(connection, rollout_id, attempt_id))
+            if found is not None:
+                known.attempt, known.rollout = found
+                known.seen = changes
+
     async def rollout_exists(self, rollout_id: str) -> None:
         """RequestRefused (404) if there is no such rollout."""
         try:

@@ -133,10 +133,12 @@ async def choose(gateway: Gateway, book: Book, translated: Translated, flight: F
 
     Counts the call as in flight; whoever gets a Chosen must let `hold.leave` be called.
     """
-    await flight.interruptible(gateway.hold.enter())
+    held = await flight.interruptible(gateway.hold.enter())
     flight.entered = True
     try:
         called = translated.called
+        if held and called.known is not None:  # its rollout may have been pinned to the new weights meanwhile
+            await gateway.keys.refresh(called.known)
         rollout = called.known.rollout if called.known is not None else None
         route = await gateway.router.route(translated.request.alias, rollout)
         model = await gateway.upstream.name(route)

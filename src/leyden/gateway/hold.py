@@ -46,9 +46,11 @@ class Hold:
         self.reason, self.retry_after_s = "", 0.0
         self._open.set()
 
-    async def enter(self) -> None:
-        """Wait while paused, then count as in flight. Raises RequestRefused (503) when the wait is over."""
-        if self.paused:
+    async def enter(self) -> bool:
+        """Wait while paused, then count as in flight; whether it had to wait. Raises RequestRefused (503) when the
+        wait is over."""
+        waited = self.paused
+        if waited:
             self.waiting += 1
             try:
                 async with asyncio.timeout(self._timeout_s):
@@ -68,6 +70,7 @@ class Hold:
                 self.waiting -= 1
         self.inflight += 1
         self._idle.clear()
+        return waited
 
     def leave(self) -> None:
         """A call that entered is recorded."""

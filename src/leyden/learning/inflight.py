@@ -21,6 +21,8 @@ The capacity rule is that of AReaL (arXiv 2505.24298, section 5.1), here in grou
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from leyden.base.records import Trace
+
 
 @dataclass(slots=True)
 class InFlight:
@@ -76,6 +78,18 @@ class InFlight:
             number <= (started + self.max_staleness - version) * self.groups_per_step
             for number, started in enumerate(left, 1)
         )
+
+
+@dataclass(kw_only=True)
+class Carried:
+    """What a process remembers of the groups in flight."""
+
+    flight: InFlight
+    """Places of groups that run or wait."""
+    recorded: dict[int, list[int]] = field(default_factory=dict)
+    """Steps that an earlier process made and this one has to repeat, with the places of their groups."""
+    traces: dict[int, list[Trace]] = field(default_factory=dict)
+    """Of groups that wait to be learned from."""
 
 
 def restored(in_flight: InFlight, started_under: Mapping[int, int], consumed: set[int], finished: set[int]) -> InFlight:

@@ -62,6 +62,7 @@ __all__ = [
     "delete",
     "end_attempt",
     "enqueue",
+    "existing",
     "expire_leases",
     "finish",
     "finished_groups",

@@ -13,7 +13,8 @@ from leyden.base.records import Verdict
 from leyden.cli import wiring
 from leyden.cli.progress import JsonProgress, TextProgress
 from leyden.cli.verbs.options import DEFAULT_CONFIG, ConfigOption, JsonOption, SetOption, read_config
-from leyden.loop import House, evaluate
+from leyden.house import House
+from leyden.loop import evaluate
 from leyden.release import evaluation, gate, holdout
 from leyden.step_report import finite
 from leyden.store import ledger
