@@ -23,6 +23,7 @@ from leyden.base.config import Config
 from leyden.base.errors import HarnessError, RecordError, VerifierError
 from leyden.base.records import Call, Task, Trace, check_reward
 from leyden.rewards.components import SINGLE, check_rewards
+from leyden.traces.conversation import messages_of
 
 WORKER = Path(__file__).with_name("worker.py")
 START_S = 60.0
@@ -168,7 +169,7 @@ def trace_dict(trace: Trace) -> dict[str, Any]:
         "num_calls": len(trace.calls),
         "num_prompt_tokens": sum(len(call.prompt_ids) for call in trace.calls),
         "num_completion_tokens": sum(call.num_sampled for call in trace.calls),
-        "messages": list(last.request.get("messages") or []) if last is not None else [],
+        "messages": messages_of(last.request) if last is not None else [],
         "final_text": _final_text(last),
         "outcome": trace.attempt.outcome,
         "exit_code": trace.attempt.exit_code,
