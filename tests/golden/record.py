@@ -16,6 +16,7 @@ from leyden.gateway.stream import Relay
 from leyden.testing.scripted import Faults, Reply
 from leyden.testing.wire import Answer
 
+CALL_ID = "call_1"
 FOLDER = Path(__file__).parent
 MESSAGES = [{"role": "user", "content": "hi"}]
 CASES: dict[str, tuple[str, dict[str, Any], list[Reply]]] = {
@@ -42,6 +43,40 @@ CASES: dict[str, tuple[str, dict[str, Any], list[Reply]]] = {
         {"model": "main", "prompt": "abc", "stream": True, "logprobs": 1},
         [Reply(text="de")],
     ),
+    "openai_responses/text": (
+        "openai_responses",
+        {"model": "main", "input": "hi", "stream": True},
+        [Reply(text="h\u00e9, \u4f60")],
+    ),
+    "openai_responses/tools": (
+        "openai_responses",
+        {
+            "model": "main",
+            "instructions": "Be brief.",
+            "input": [{"role": "user", "content": "hi"}],
+            "stream": True,
+            "include": ["message.output_text.logprobs"],
+            "tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False}],
+        },
+        [Reply(reasoning="so", text="a", tool_calls=(("f", '{"x": "y"}'), ("f", "{}")))],
+    ),
+    "anthropic/text": (
+        "anthropic",
+        {"model": "main", "max_tokens": 64, "messages": MESSAGES, "stream": True},
+        [Reply(text="h\u00e9, \u4f60", stop_reason="END")],
+    ),
+    "anthropic/tools": (
+        "anthropic",
+        {
+            "model": "main",
+            "max_tokens": 64,
+            "system": "Be brief.",
+            "messages": MESSAGES,
+            "stream": True,
+            "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+        },
+        [Reply(reasoning="so", text="a", tool_calls=(("f", '{"x": 1.0}'), ("f", "{}")))],
+    ),
 }
 """Name, dialect, request, and what the engine says."""
 
@@ -59,10 +94,12 @@ def engine_bytes(dialect: str, request: dict[str, Any], replies: list[Reply]) ->
 def relayed(dialect: str, request: dict[str, Any], parts: list[bytes]) -> tuple[bytes, dict[str, Any]]:
     """(bytes for the harness, assembled answer) of a stream that comes in `parts`."""
     member = BY_NAME[dialect]
-    relay = Relay(member, member.parse(request))
+    parsed = member.parse(request)
+    relay = Relay(member, parsed, CALL_ID)
     public = b"".join(relay.feed(part) for part in parts)
     assert relay.complete
-    return public + relay.terminal(), relay.assembled()
+    assembled = relay.assembled()
+    return public + relay.terminal(member.public(assembled, parsed, CALL_ID)), assembled
 
 
 def main() -> None:
@@ -70,6 +107,7 @@ def main() -> None:
     for name, (dialect, request, replies) in CASES.items():
         data = engine_bytes(dialect, request, replies)
         public, assembled = relayed(dialect, request, [data])
+        (FOLDER / name).parent.mkdir(exist_ok=True)
         (FOLDER / f"{name}.engine").write_bytes(data)
         (FOLDER / f"{name}.client").write_bytes(public)
         text = orjson.dumps({"request": request, "assembled": assembled}, option=orjson.OPT_INDENT_2)

@@ -6,12 +6,20 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.golden.record import CASES, FOLDER, relayed
+from tests.golden.record import CALL_ID, CASES, FOLDER, relayed
 
 from leyden.gateway.dialects import BY_NAME, DIALECTS
 from leyden.gateway.stream import Relay
+
+ENDS = {
+    "openai_chat": [b'"finish_reason":"', b"[DONE]"],
+    "openai_completions": [b'"finish_reason":"', b"[DONE]"],
+    "openai_responses": [b"response.completed", b"response.incomplete"],
+    "anthropic": [b"message_delta", b"message_stop"],
+}
+"""What tells a client that its answer is whole."""
 
 
 def recorded(name: str) -> tuple[str, dict[str, Any], bytes, bytes, dict[str, Any]]:
@@ -27,7 +35,7 @@ def test_a_recorded_stream_is_relayed_and_assembled_as_recorded(name: str) -> No
     assert relayed(dialect, request, [data]) == (public, assembled)
 
 
-@pytest.mark.parametrize("name", ["openai_chat/text", "openai_chat/tools"])
+@pytest.mark.parametrize("name", ["openai_chat/text", "openai_chat/tools", "openai_responses/text", "anthropic/text"])
 def test_a_cut_at_any_byte_changes_nothing(name: str) -> None:
     dialect, request, data, public, assembled = recorded(name)
     for cut in range(len(data) + 1):
@@ -40,6 +48,7 @@ def test_a_stream_that_comes_byte_by_byte_changes_nothing(name: str) -> None:
     assert relayed(dialect, request, [data[k : k + 1] for k in range(len(data))]) == (public, assembled)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 3000), max_size=12))
 def test_any_cuts_change_nothing(cuts: list[int]) -> None:
     dialect, request, data, public, assembled = recorded("openai_completions/text")
@@ -52,12 +61,54 @@ def test_any_cuts_change_nothing(cuts: list[int]) -> None:
 def test_the_end_of_a_stream_is_held_back_until_it_is_asked_for(name: str) -> None:
     dialect, request, data, public, _ = recorded(name)
     member = BY_NAME[dialect]
-    relay = Relay(member, member.parse(request))
+    parsed = member.parse(request)
+    relay = Relay(member, parsed, CALL_ID)
     early = relay.feed(data)
-    assert public.startswith(early) and public == early + relay.terminal()
-    last = orjson.loads(early.rstrip().rpartition(b"data: ")[2])
-    reasons = [choice["finish_reason"] for choice in last["choices"]]
-    assert reasons == [None], "the event that ends the last choice is not among the early ones"
+    late = relay.terminal(member.public(relay.assembled(), parsed, CALL_ID))
+    assert public.startswith(early) and public == early + late
+    told = sum(early.count(sign) for sign in ENDS[dialect])
+    assert told == request.get("n", 1) - 1, "the event that ends the last choice is not among the early ones"
+    assert any(sign in late for sign in ENDS[dialect])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_stored_answer_is_replayed_as_a_stream_that_says_the_same(name: str) -> None:
+    dialect, request, _, public, assembled = recorded(name)
+    member = BY_NAME[dialect]
+    parsed = member.parse(request)
+    again = member.replay(member.public(assembled, parsed, CALL_ID), parsed)
+    assert said(dialect, again) == said(dialect, public)
+
+
+def said(dialect: str, stream: bytes) -> Any:
+    """What a client has read when a stream is over: by place, its texts put together; and how it ended."""
+    texts: dict[Any, str] = {}
+    ends: list[Any] = []
+    for line in stream.split(b"\n"):
+        if not line.startswith(b"data: {"):
+            continue
+        event = orjson.loads(line[6:])
+        for choice in event.get("choices", ()):
+            delta = choice.get("delta", choice)
+            pieces = {"text": delta.get("content") or delta.get("text") or ""}
+            for call in delta.get("tool_calls", ()):
+                pieces[f"call {call['index']}"] = call["function"]["arguments"]
+            for what, text in pieces.items():
+                texts[choice["index"], what] = texts.get((choice["index"], what), "") + text
+            if choice["finish_reason"]:
+                ends.append((choice["index"], choice["finish_reason"]))
+        kind = event.get("type", "")
+        if kind.endswith("delta") and kind != "message_delta":
+            delta = event["delta"]
+            place = event.get("output_index", event.get("index"))
+            text = delta if isinstance(delta, str) else next(v for k, v in delta.items() if k != "type")
+            what = "" if isinstance(delta, str) else delta["type"]
+            texts[place, what] = texts.get((place, what), "") + text
+        if kind in ("response.completed", "message_delta"):
+            ends.append({k: v for k, v in event.items() if k != "sequence_number"})
+        if kind in ("response.output_item.done", "content_block_start"):
+            ends.append(event.get("item", event.get("content_block")))
+    return texts, sorted(map(str, ends))
 
 
 @pytest.mark.parametrize("name", CASES)

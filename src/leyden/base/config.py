@@ -164,6 +164,8 @@ class PolicyConfig(_Section):
     """URL of an OpenAI-compatible engine that serves it; empty means the embedded sampler."""
     engine_key_env: str = ""
     """Environment variable that holds the engine's key."""
+    engine_features: tuple[Literal["response_format", "images", "reasoning"], ...] = ()
+    """What the engine can do that no probe tells; a request that needs anything else is a 400 that names it."""
     trainable: bool = True
     """False: recorded and served, never updated."""
     lora: LoraConfig | None = None

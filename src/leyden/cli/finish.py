@@ -28,6 +28,7 @@ from leyden.loop import Improvement, assemble_for
 from leyden.release import evaluation, gate, holdout
 from leyden.step_report import finite
 from leyden.store import ledger, lookups
+from leyden.traces.conversation import messages_of
 from leyden.traces.reader import Reader
 
 LABELS = {"base": "Base", "sft": "SFT", "final": "Trained"}
@@ -321,7 +322,7 @@ def conversation(calls: Sequence[Call]) -> list[dict[str, Any]]:
     if not calls:
         return []
     last = calls[-1]
-    messages = [dict(message) for message in last.request.get("messages", ())]
+    messages = [dict(message) for message in messages_of(last.request)]
     if not messages and "prompt" in last.request:
         messages = [{"role": "user", "content": str(last.request["prompt"])}]
     for choice in last.choices[:1]:

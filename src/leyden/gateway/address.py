@@ -1,5 +1,5 @@
-"""The three addresses of a model call: an attempt's path, the same without `openai`, and a path that says
-nothing.
+"""The three addresses of a model call: an attempt's path, the same without `openai` or `anthropic`, and a path
+that says nothing.
 
 /proxy/rollout/{rollout}/attempt/{attempt}/mode/{train,val}/openai/v1/chat/completions
 /openai/v1/chat/completions        the key alone says who calls
@@ -13,7 +13,7 @@ from leyden.gateway.dialects import DIALECTS, Dialect
 
 _PATHS = {dialect.path: dialect for dialect in DIALECTS}
 _MODEL_CALL = re.compile(
-    r"(?:/proxy/rollout/([^/]+)/attempt/([^/]+)(?:/mode/(train|val))?)?(?:/openai)?/v1/("
+    r"(?:/proxy/rollout/([^/]+)/attempt/([^/]+)(?:/mode/(train|val))?)?(?:/(openai|anthropic))?/v1/("
     + "|".join(map(re.escape, _PATHS))
     + r")/?"
 )
@@ -40,5 +40,8 @@ def read_address(path: str) -> Address | None:
     match = _MODEL_CALL.fullmatch(path)
     if match is None:
         return None
-    rollout_id, attempt_id, mode, kind = match.groups()
-    return Address(path=path, dialect=_PATHS[kind], rollout_id=rollout_id, attempt_id=attempt_id, mode=mode)
+    rollout_id, attempt_id, mode, family, kind = match.groups()
+    dialect = _PATHS[kind]
+    if family is not None and family != dialect.family:
+        return None
+    return Address(path=path, dialect=dialect, rollout_id=rollout_id, attempt_id=attempt_id, mode=mode)

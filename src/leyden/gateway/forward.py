@@ -19,13 +19,14 @@ from leyden.gateway import splicing, upstream
 from leyden.gateway.address import Address
 from leyden.gateway.auth import Caller, Keys, KnownAttempt
 from leyden.gateway.client import EVENT_STREAM, JSON, ClientLeftError, Headers
-from leyden.gateway.dialects import Body
-from leyden.gateway.ledger import Book, Flight, digest_of
+from leyden.gateway.engine_answers import error_of, fault_of
+from leyden.gateway.ledger import Book, Flight, digest_of, note_texts
 from leyden.gateway.refusals import refuse
+from leyden.gateway.requests import check_needs, json_object, resolved
 from leyden.gateway.retries import follow, replay
 from leyden.gateway.road import Arrival, Called, Chosen, Gateway, Recorded, Sent, Translated
 from leyden.gateway.sampling import effective_sampling, seed_of
-from leyden.gateway.stream import Relay, event_bytes, read_json
+from leyden.gateway.stream import Relay, read_json
 from leyden.traces.tokens import checked
 
 MAX_CONFLICTS = 64
@@ -116,14 +117,18 @@ async def translate(gateway: Gateway, called: Called) -> Translated:
     """The request with sampling parameters from their one place, and every change named. Raises
     RequestRefused."""
     dialect = called.arrival.address.dialect
-    request = dialect.parse(_json_object(called.raw))
+    request = dialect.parse(json_object(called.raw))
     policy = await gateway.router.policy(request.alias)
+    if request.previous is not None or request.recalls:
+        request = await resolved(gateway.reader, called.known, dialect, request)
+    if request.needs:
+        check_needs(request, policy)
     used, rewrites = effective_sampling(request, policy, called.known.rollout if called.known else None)
     return Translated(
         called=called,
         request=request,
         used=used,
-        rewrites=rewrites,
+        rewrites=[*rewrites, *request.rewrites],
         digest=digest_of(dialect.path, request.body),
     )
 
@@ -163,14 +168,14 @@ async def send(gateway: Gateway, chosen: Chosen) -> Sent:
     flight, arrival = chosen.flight, chosen.translated.called.arrival
     dialect = arrival.address.dialect
     request = chosen.translated.request
-    relay = Relay(dialect, request) if request.stream else None
+    relay = Relay(dialect, request, flight.call_id) if request.stream else None
     try:
         return await flight.interruptible(_ask(gateway, chosen, relay))
     except RequestRefused as stopped:
         assert stopped.kind == "aborted", stopped
         return Sent(
             chosen=chosen, status="aborted", http_status=503, answer=relay.assembled() if relay else {},
-            error=str(stopped), kind="aborted",
+            error=str(stopped), kind="aborted", relay=relay,
         )  # fmt: skip
     except (EngineError, aiohttp.ClientError, TimeoutError) as error:
         reason = str(error) or f"engine {chosen.route.endpoint}: {type(error).__name__}"
@@ -180,6 +185,7 @@ async def send(gateway: Gateway, chosen: Chosen) -> Sent:
             http_status=502,
             answer=relay.assembled() if relay else {},
             error=reason,
+            relay=relay,
         )
 
 
@@ -222,7 +228,7 @@ async def _ask(gateway: Gateway, chosen: Chosen, relay: Relay | None) -> Sent:
     body = dialect.engine_body(chosen.translated.request, chosen.used, chosen.model)
     deadline = time.monotonic() + _seconds_left(gateway, called.known)
     headers = splicing.headers(gateway, chosen)
-    response = await gateway.upstream.post(chosen.route, dialect.path, body, deadline=deadline, headers=headers)
+    response = await gateway.upstream.post(chosen.route, dialect.engine_path, body, deadline=deadline, headers=headers)
     try:
         first_byte_ms = (time.monotonic() - called.arrival.began) * 1000
         if response.status == 200 and relay is not None:
@@ -233,11 +239,16 @@ async def _ask(gateway: Gateway, chosen: Chosen, relay: Relay | None) -> Sent:
     finally:
         response.close() if not response.content.at_eof() else response.release()
     if response.status != 200:
-        message, kind = _engine_error(answer, response.status, chosen.route.endpoint)
+        message, kind = error_of(answer, response.status, chosen.route.endpoint)
         status = response.status if 400 <= response.status < 500 else 502
         return Sent(chosen=chosen, status="error", http_status=status, answer={}, error=message, kind=kind)
-    if not isinstance(answer, dict) or not isinstance(answer.get("choices"), list):
-        raise EngineError(f"engine {chosen.route.endpoint} answered what is no {dialect.name} response")
+    fault = fault_of(answer)
+    if fault is not None or not isinstance(answer, dict):
+        raise EngineError(f"engine {chosen.route.endpoint} {fault}")
+    given, wanted = len(answer["choices"]), chosen.translated.request.num_choices
+    if given != wanted:
+        error = f"engine {chosen.route.endpoint} gave {given} choices, {wanted} were asked for"
+        return Sent(chosen=chosen, status="error", http_status=502, answer=answer, error=error)
     return Sent(chosen=chosen, status="ok", http_status=200, answer=answer, first_byte_ms=first_byte_ms)
 
 
@@ -256,7 +267,7 @@ async def _relay(chosen: Chosen, relay: Relay, response: aiohttp.ClientResponse,
             break
     if relay.complete:
         return Sent(
-            chosen=chosen, status="ok", http_status=200, answer=relay.assembled(), held=relay.terminal(),
+            chosen=chosen, status="ok", http_status=200, answer=relay.assembled(), relay=relay,
             first_byte_ms=first_byte_ms,
         )  # fmt: skip
     if relay.error is not None:
@@ -265,7 +276,7 @@ async def _relay(chosen: Chosen, relay: Relay, response: aiohttp.ClientResponse,
         error = f"engine {chosen.route.endpoint} ended its stream before the last event"
     return Sent(
         chosen=chosen, status="error", http_status=502, answer=relay.assembled(), error=error,
-        first_byte_ms=first_byte_ms,
+        relay=relay, first_byte_ms=first_byte_ms,
     )  # fmt: skip
 
 
@@ -278,9 +289,11 @@ async def record(gateway: Gateway, sent: Sent) -> Recorded:
     capture = dialect.capture(sent.answer)
     tokens = checked(capture.prompt_ids, capture.choices, capture.usage)
     choices = tokens.choices if sent.status == "ok" else [_unfinished(choice) for choice in tokens.choices]
-    public = dialect.public(sent.answer, request) if sent.answer.get("choices") else {}
+    public = dialect.public(sent.answer, request, flight.call_id) if sent.answer.get("choices") else {}
     if sent.status != "ok" and not public:
         public = dialect.error_body(sent.error or "", sent.kind, None, None)
+    if capture.texts and called.known is not None:
+        note_texts(called.known.book.texts, capture.texts)
     delivered = await flight.settled()
     completion = CallCompletion(
         call_id=flight.call_id,
@@ -288,7 +301,7 @@ async def record(gateway: Gateway, sent: Sent) -> Recorded:
         http_status=sent.http_status,
         response=public,
         provenance=splicing.provenance(gateway, chosen, tokens.provenance, capture),
-        refusal=tokens.refusal,
+        refusal=tokens.refusal or ("images" if "images" in request.needs else None),
         prompt_ids=tokens.prompt_ids,
         choices=choices,
         usage=capture.usage,
@@ -302,8 +315,8 @@ async def record(gateway: Gateway, sent: Sent) -> Recorded:
     try:
         await asyncio.wrap_future(gateway.recorder.completion(completion))
     except StoreError as error:
-        if flight.head is not None:  # a stream is under way: the error has to go into it
-            await _end(sent, event_bytes(dialect.error_body(str(error), "store", None, None)))
+        if flight.head is not None and sent.relay is not None:  # a stream is under way: the error goes into it
+            await _end(sent, sent.relay.failure(str(error), "store"))
         raise
     return Recorded(sent=sent, public=public)
 
@@ -314,10 +327,12 @@ async def answer(recorded: Recorded) -> None:
     flight, called = sent.chosen.flight, sent.chosen.translated.called
     dialect = called.arrival.address.dialect
     if flight.head is not None:
-        last = sent.held
-        if sent.status != "ok":
-            last = event_bytes(dialect.error_body(sent.error or "", sent.kind, None, None))
-        await _end(sent, last)
+        assert sent.relay is not None
+        good = sent.status == "ok"
+        await _end(
+            sent,
+            sent.relay.terminal(recorded.public) if good else sent.relay.failure(sent.error or "", sent.kind),
+        )
         return
     if sent.status == "ok":
         body = orjson.dumps(recorded.public)
@@ -350,34 +365,10 @@ def _unfinished(choice: Choice) -> Choice:
     return choice if choice.finish_reason else replace(choice, finish_reason="abort")
 
 
-def _engine_error(answer: object, status: int, endpoint: str) -> tuple[str, str]:
-    error = answer.get("error", answer) if isinstance(answer, dict) else None
-    if isinstance(error, dict):
-        return str(error.get("message") or error), str(error.get("type") or "engine_error")
-    return f"engine {endpoint} answered status {status}" + (f": {error}" if error else ""), "engine_error"
-
-
 def _headers(chosen: Chosen) -> Headers:
     return [
         (b"x-leyden-call", chosen.flight.call_id.encode()),
         (b"x-leyden-policy", f"{chosen.route.policy}@{chosen.route.version}".encode("latin-1", "replace")),
         (b"x-leyden-rewrites", ",".join(chosen.rewrites).encode()),
+        (chosen.translated.called.arrival.address.dialect.id_header, chosen.flight.call_id.encode()),
     ]
-
-
-def _json_object(raw: bytes) -> Body:
-    try:
-        body = orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
-        raise RequestRefused(f"the body is not JSON: {error}", hint="send a JSON object") from None
-    if not isinstance(body, dict):
-        raise RequestRefused(
-            f"the body is a JSON {_json_name(body)}; it must be an object",
-            status=422,
-            hint="send a JSON object",
-        )
-    return body
-
-
-def _json_name(value: object) -> str:
-    return {list: "list", str: "string", bool: "boolean", int: "number", float: "number"}.get(type(value), "null")

@@ -10,7 +10,7 @@ that failed.
 
 import asyncio
 import itertools
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ import orjson
 
 from leyden.base.errors import LeydenError, RequestRefused
 from leyden.base.records import Call, new_id
+from leyden.gateway.dialects.anthropic_blocks import stored_texts
 from leyden.gateway.dialects.base import Body
 from leyden.traces.reader import Reader
 
@@ -187,14 +188,25 @@ class Flight:
         await self._signal.wait()
 
 
+Texts = dict[str, list[tuple[Any, str]]]
+"""By id of a tool call: (arguments, their text) as the engine gave them; only what a harness cannot give back."""
+
+
+def note_texts(known: Texts, new: Mapping[str, Sequence[tuple[Any, str]]]) -> None:
+    """Add texts; engines may use an id again, so an id may have several."""
+    for call_id, texts in new.items():
+        known.setdefault(call_id, []).extend(texts)
+
+
 class Book:
     """One attempt's page in the ledger."""
 
-    __slots__ = ("_attempt_id", "_flights", "_loading", "_occurrences", "_stored", "next_seq")
+    __slots__ = ("_attempt_id", "_flights", "_loading", "_occurrences", "_stored", "next_seq", "texts")
 
     def __init__(self, attempt_id: str | None) -> None:
         self._attempt_id = attempt_id
         self.next_seq = 0
+        self.texts: Texts = {}
         self._occurrences: dict[str, int] = {}
         self._flights: dict[str, list[Flight]] = {}
         self._stored: bool | None = None
@@ -223,6 +235,12 @@ class Book:
         self._flights.setdefault(digest, []).append(flight)
         return flight
 
+    async def recall(self, reader: Reader) -> Texts:
+        """Exact texts of arguments, those that an earlier process recorded among them."""
+        if self._attempt_id is not None and self._stored is None:
+            await self._load(reader)
+        return self.texts
+
     async def number(self, reader: Reader, flight: Flight) -> None:
         """Give a flight its occurrence and its place in the order of arrival."""
         if self._stored and flight.digest not in self._occurrences:
@@ -250,6 +268,8 @@ class Book:
                 assert self._attempt_id is not None
                 calls = await asyncio.to_thread(reader.calls_of, self._attempt_id)
                 self.next_seq = max((call.seq + 1 for call in calls), default=0)
+                for call in calls:
+                    note_texts(self.texts, stored_texts(call.response))
                 self._stored = bool(calls)
 
     async def _last(self, reader: Reader, digest: str) -> Call | None:

@@ -98,13 +98,19 @@ async def own_attempt(gateway: Gateway, request: Request) -> tuple[Caller, str, 
     return caller, rollout_id, attempt_id
 
 
-async def read_body(gateway: Gateway, request: Request, model: type[T]) -> T:
-    """The body as `model` (a pydantic model or a list of them). Raises RequestRefused: 413, 400, 422."""
+async def read_raw(gateway: Gateway, request: Request) -> bytes:
+    """The body. Raises RequestRefused (413)."""
     raw = b""
     async for part in request.stream():
         raw += part
         if len(raw) > gateway.config.gateway.max_body_bytes:
             raise RequestRefused("the request is too large", status=413, kind="request_too_large")
+    return raw
+
+
+async def read_body(gateway: Gateway, request: Request, model: type[T]) -> T:
+    """The body as `model` (a pydantic model or a list of them). Raises RequestRefused: 413, 400, 422."""
+    raw = await read_raw(gateway, request)
     try:
         value = orjson.loads(raw or b"{}")
     except orjson.JSONDecodeError as error:
@@ -148,5 +154,6 @@ __all__ = [
     "number",
     "own_attempt",
     "read_body",
+    "read_raw",
     "require",
 ]

@@ -7,7 +7,6 @@ from leyden.base.records import Call
 from leyden.gateway.client import EVENT_STREAM, JSON, Client, Headers
 from leyden.gateway.ledger import Flight
 from leyden.gateway.road import Translated
-from leyden.gateway.stream import event_bytes
 
 
 async def follow(flight: Flight, client: Client) -> None:
@@ -37,10 +36,10 @@ async def replay(translated: Translated, call: Call) -> None:
         (b"x-leyden-policy", f"{call.policy}@{call.policy_version}".encode("latin-1", "replace")),
         (b"x-leyden-rewrites", ",".join(call.rewrites).encode()),
         (b"x-leyden-replayed", b"1"),
+        (arrival.address.dialect.id_header, call.id.encode()),
     ]
     if not request.stream:
         await arrival.client.whole(200, [JSON, *headers], orjson.dumps(response))
         return
-    chunks = arrival.address.dialect.chunks(response, request)
     await arrival.client.start(200, [EVENT_STREAM, *headers])
-    await arrival.client.end(b"".join(event_bytes(chunk) for chunk in chunks) + b"data: [DONE]\n\n")
+    await arrival.client.end(arrival.address.dialect.replay(response, request))

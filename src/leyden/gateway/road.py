@@ -13,6 +13,7 @@ from leyden.gateway.dialects import Body, ModelRequest
 from leyden.gateway.hold import Hold
 from leyden.gateway.ledger import Book, Flight
 from leyden.gateway.routing import Route, Router
+from leyden.gateway.stream import Relay
 from leyden.gateway.upstream import Upstream
 from leyden.store.base import Store
 from leyden.traces.reader import Reader
@@ -127,8 +128,8 @@ class Sent:
     """What went wrong."""
     kind: str = "engine_error"
     """Type of the error."""
-    held: bytes = b""
-    """Events of a stream that wait for the record."""
+    relay: Relay | None = None
+    """The stream, whose last events wait for the record."""
     first_byte_ms: float | None = None
     """Until the first byte of the answer."""
 

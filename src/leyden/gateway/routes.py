@@ -12,6 +12,7 @@ from starlette.routing import BaseRoute, Route
 
 from leyden.base.errors import NotFound, RequestRefused
 from leyden.base.records import Reward, Span, check_reward, new_id
+from leyden.gateway import counting
 from leyden.gateway.address import Address
 from leyden.gateway.dialects import DIALECTS
 from leyden.gateway.forward import attempt_of
@@ -66,8 +67,9 @@ def routes(gateway: Gateway) -> list[BaseRoute]:
         route("/api/steps", _steps, "GET"),
         *(
             route(prefix + "/v1/models", _models, "GET", admin=False)
-            for prefix in ("", "/openai", proxied, proxied + "/openai")
+            for prefix in ("", "/openai", "/anthropic", proxied, proxied + "/openai", proxied + "/anthropic")
         ),
+        *counting.routes(gateway),
         route("/{path:path}", _unknown, *every, admin=False),
     ]
 
@@ -170,9 +172,12 @@ async def _unknown(gateway: Gateway, request: Request) -> Response:
     caller = await gateway.keys.caller(key_of(request))
     hint = None
     if request.method == "POST" and any(path.rstrip("/").endswith(dialect.path) for dialect in DIALECTS):
-        hint = "the base URL must end in /v1, once: use OPENAI_BASE_URL of the attempt's environment as it is"
-    elif request.method == "POST" and path.rstrip("/").endswith(("/responses", "/messages", "/embeddings")):
-        hint = "this API is not served yet; use chat/completions"
+        hint = (
+            "the base URL must end in /v1, once: use OPENAI_BASE_URL of the attempt's environment as it is; an "
+            "Anthropic client adds /v1 itself: use ANTHROPIC_BASE_URL"
+        )
+    elif request.method == "POST" and path.rstrip("/").endswith("/embeddings"):
+        hint = "embeddings are not served: no policy is behind them"
     refusal = RequestRefused(f"nothing answers {request.method} {path}", status=404, kind="not_found", hint=hint)
     note_refusal(gateway.recorder, caller.known, path, refusal)
     return error_response(refusal)

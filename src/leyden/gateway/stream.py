@@ -5,20 +5,19 @@ The events from the last finish reason on are held back; `terminal` gives them o
 """
 
 import json
-from collections.abc import Mapping
 
 import orjson
 
-from leyden.gateway.dialects.base import Assembly, Body, Dialect, ModelRequest
+from leyden.gateway.dialects.base import Assembly, Body, Dialect, ModelRequest, Translator
 
 
 class Relay:
     """One stream from its first byte to its last."""
 
-    def __init__(self, dialect: Dialect, request: ModelRequest) -> None:
-        self._dialect = dialect
-        self._request = request
+    def __init__(self, dialect: Dialect, request: ModelRequest, call_id: str) -> None:
         self._assembly: Assembly = dialect.assembly(request)
+        self._translator: Translator = dialect.translator(request, call_id)
+        self._num_choices = request.num_choices
         self._rest = b""
         self._data: list[bytes] = []
         self._held: list[bytes] = []
@@ -50,9 +49,13 @@ class Relay:
         """Whether the stream ended as it should: every choice finished, `[DONE]` seen, no error."""
         return self.done and self.error is None and self._assembly.complete()
 
-    def terminal(self) -> bytes:
-        """The events that were held back, and `[DONE]`."""
-        return b"".join(self._held) + b"data: [DONE]\n\n"
+    def terminal(self, public: Body) -> bytes:
+        """The events that were held back, and those that end the stream of the answer `public`."""
+        return b"".join(self._held) + self._translator.closing(public)
+
+    def failure(self, message: str, kind: str) -> bytes:
+        """The event that ends the stream instead."""
+        return self._translator.failure(message, kind)
 
     def assembled(self) -> Body:
         """The engine's answer as it would have been without streaming, as far as it has come."""
@@ -72,16 +75,18 @@ class Relay:
             error = chunk.get("error", chunk)
             self.error = error if isinstance(error, dict) else {"message": str(error)}
             return
-        self._assembly.add(chunk)
+        try:
+            self._assembly.add(chunk)
+        except (AttributeError, KeyError, TypeError):
+            self.error = {"message": f"the engine streamed a chunk of a wrong shape: {event[:80]!r}"}
+            return
+        if self._assembly.num_choices > self._num_choices:
+            self.error = {"message": f"the engine gave more choices than the {self._num_choices} asked for"}
+            return
         self._holding = self._holding or self._assembly.complete()
-        public = self._dialect.public_chunk(chunk, self._request)
-        if public is not None:
-            (self._held if self._holding else out).append(event_bytes(public))
-
-
-def event_bytes(body: Mapping[str, object]) -> bytes:
-    """One server-sent event."""
-    return b"data: " + orjson.dumps(body) + b"\n\n"
+        public = self._translator.events(chunk)
+        if public:
+            (self._held if self._holding else out).append(public)
 
 
 def read_json(data: bytes) -> object:

@@ -56,12 +56,13 @@ class Upstream:
     async def post(
         self, route: Route, path: str, body: Body, *, deadline: float, headers: dict[str, str] | None = None
     ) -> aiohttp.ClientResponse:
-        """The engine's answer, its body not yet read. `deadline` is on the monotonic clock.
+        """The engine's answer, its body not yet read. `path` is below `v1/` unless it begins with a slash;
+        `deadline` is on the monotonic clock.
 
         Raises EngineUnreachable, or EngineError when the time is over.
         """
         payload = orjson.dumps(body)
-        url = f"{route.endpoint}/v1/{path}"
+        url = f"{route.endpoint}{path}" if path.startswith("/") else f"{route.endpoint}/v1/{path}"
         sent = {"content-type": "application/json", **(headers or {})}
         if route.key:
             sent["authorization"] = f"Bearer {route.key}"
@@ -107,7 +108,7 @@ class Upstream:
     async def require(self, route: Route, dialect: Dialect, model: str) -> None:
         """Raises EngineIncapable if a trainable policy's engine does not return token ids and
         log-probabilities."""
-        slot = (route.endpoint, dialect.name)
+        slot = (route.endpoint, dialect.engine_path)
         if not route.trainable or slot in self._capable:
             return
         async with self._probing.setdefault(slot, asyncio.Lock()):
@@ -124,7 +125,7 @@ class Upstream:
 
     async def _probe(self, route: Route, dialect: Dialect, model: str) -> Sequence[str]:
         response = await self.post(
-            route, dialect.path, dialect.probe_body(model), deadline=time.monotonic() + PROBE_TIMEOUT_S,
+            route, dialect.engine_path, dialect.probe_body(model), deadline=time.monotonic() + PROBE_TIMEOUT_S,
             headers={"x-leyden-probe": "1"},
         )  # fmt: skip
         async with response:

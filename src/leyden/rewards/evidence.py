@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from leyden.base.records import Call, Task, Trace
+from leyden.traces.conversation import messages_of
 
 
 def task_dict(task: Task) -> dict[str, Any]:
@@ -34,7 +35,7 @@ def trace_dict(trace: Trace, *, judge: str = "") -> dict[str, Any]:
         "num_calls": len(calls),
         "num_prompt_tokens": sum(num_prompt_tokens(call) for call in calls),
         "num_completion_tokens": sum(num_completion_tokens(call) for call in calls),
-        "messages": messages_of(last) if last is not None else [],
+        "messages": messages_of(last.request) if last is not None else [],
         "final_text": text_of(last) if last is not None else "",
         "outcome": trace.attempt.outcome,
         "exit_code": trace.attempt.exit_code,
@@ -57,12 +58,6 @@ def text_of(call: Call) -> str:
     if isinstance(response.get("output"), list):
         return "".join(_joined(item.get("content")) for item in response["output"] if isinstance(item, dict))
     return _joined(response.get("content"))
-
-
-def messages_of(call: Call) -> list[Any]:
-    """The conversation that a call sent, in the words of its dialect."""
-    sent = call.request.get("messages") or call.request.get("input") or []
-    return list(sent) if isinstance(sent, list) else [{"role": "user", "content": str(sent)}]
 
 
 def tool_calls_of(response: Mapping[str, Any] | None) -> list[dict[str, Any]]:

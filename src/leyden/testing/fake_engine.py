@@ -22,7 +22,7 @@ import httptools
 import orjson
 import uvloop
 
-from leyden.testing.scripted import Behaviour, Reply
+from leyden.testing.scripted import Behaviour, Reply, prompt_ids
 from leyden.testing.wire import Answer
 
 KEEP_REQUESTS = 1000
@@ -154,6 +154,9 @@ class _Connection(asyncio.Protocol):
         if path.endswith("/models"):
             listed = [{"id": name, "object": "model"} for name in behaviour.models]
             return self._send_json(200, {"object": "list", "data": listed})
+        if path == "/tokenize" and not behaviour.faults.no_tokenize:
+            ids = prompt_ids(orjson.loads(raw))
+            return self._send_json(200, {"count": len(ids), "max_model_len": 2048, "tokens": ids})
         if not path.endswith("/completions"):
             return self._send_json(404, {"error": {"message": f"no route {path}", "type": "not_found"}})
         if behaviour.canned and path in engine.canned and b'"stream":true' not in raw:
@@ -180,7 +183,8 @@ class _Connection(asyncio.Protocol):
 
     def _make(self, body: Mapping[str, Any]) -> Answer:
         behaviour = self._engine.behaviour
-        replies: list[Reply] = [behaviour.reply(body) for _ in range(body.get("n") or 1)]
+        wanted = (body.get("n") or 1) + behaviour.faults.extra_choices
+        replies: list[Reply] = [behaviour.reply(body) for _ in range(wanted)]
         return Answer(body, replies, behaviour.faults, self._engine.next_serial())
 
     def _send_whole(self, body: Mapping[str, Any], path: str) -> None:

@@ -5,7 +5,7 @@ it. Token ids are made by a byte tokenizer: id = 3 + byte, ids below 3 are marke
 one).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,12 @@ class Reply:
     """Content."""
     tool_calls: tuple[tuple[str, str], ...] = ()
     """(function name, arguments as JSON text) of each tool call."""
+    reasoning: str = ""
+    """Said before the content, apart from it."""
+    reasoning_field: str = "reasoning_content"
+    """Where it is: newer versions of vLLM name it `reasoning`."""
+    stop_reason: str | None = None
+    """The stop string that ended it."""
     finish_reason: str | None = None
     """None: `tool_calls` if there are any, `length` if `max_tokens` cut it, else `stop`."""
     num_tokens: int | None = None
@@ -53,6 +59,12 @@ class Faults:
     """End a stream without `[DONE]`."""
     no_json: bool = False
     """Answer with HTML."""
+    extra_choices: int = 0
+    """Choices that were not asked for."""
+    missing_logprobs_of: int = 0
+    """Tokens at the end of an answer that have ids but no log-probabilities."""
+    no_tokenize: bool = False
+    """Know no `/tokenize`, like an engine that cannot count."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -82,7 +94,11 @@ def text_ids(text: str) -> list[int]:
 
 def prompt_ids(body: Mapping[str, Any]) -> list[int]:
     """Ids of a request's prompt: messages one after another, each begun and ended, and the begin of the
-    answer."""
+    answer.
+
+    An assistant's turn is rendered as it was sampled (`completion_ids`), so a conversation that goes on extends
+    its earlier prompt and answer.
+    """
     prompt = body.get("prompt")
     if isinstance(prompt, list):
         return list(prompt)
@@ -92,21 +108,32 @@ def prompt_ids(body: Mapping[str, Any]) -> list[int]:
     for message in body.get("messages", ()):
         content = message.get("content") or ""
         if isinstance(content, list):
-            content = "".join(part["text"] for part in content)
-        ids += [BEGIN, *text_ids(f"{message['role']}\n{content}"), END]
+            content = "".join(part.get("text") or f"[{part['type']}]" for part in content)
+        said = f"{message['role']}\n{content}"
+        if message["role"] == "assistant":
+            calls = [call["function"] for call in message.get("tool_calls") or ()]
+            reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
+            said = _spoken(reasoning, content, [(call["name"], call["arguments"]) for call in calls])
+        elif message["role"] == "tool":
+            said = f"tool {message['tool_call_id']}\n{content}"
+        ids += [BEGIN, *text_ids(said), END]
     return [*ids, BEGIN]
 
 
 def completion_ids(reply: Reply, max_tokens: int | None) -> tuple[list[int], str]:
     """(ids of one choice, its finish reason)."""
-    spoken = reply.text + "".join(f"<{name}>{arguments}" for name, arguments in reply.tool_calls)
-    ids = [*text_ids(spoken), END]
+    ids = [*text_ids(_spoken(reply.reasoning, reply.text, reply.tool_calls)), END]
     if reply.num_tokens is not None:
         ids = [FIRST_BYTE + index % 250 for index in range(reply.num_tokens)]
     reason = reply.finish_reason or ("tool_calls" if reply.tool_calls else "stop")
     if max_tokens is not None and len(ids) > max_tokens and not reply.whole:
         return ids[:max_tokens], "length"
     return ids, reason
+
+
+def _spoken(reasoning: str, content: str, calls: Sequence[tuple[str, str]]) -> str:
+    thought = f"({reasoning})" if reasoning else ""
+    return thought + content + "".join(f"<{name}>{arguments}" for name, arguments in calls)
 
 
 def logprob(position: int) -> float:

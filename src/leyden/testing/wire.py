@@ -33,11 +33,12 @@ class Answer:
         choices = []
         for index, (reply, ids, reason) in enumerate(self._spoken):
             text, calls = _cut(reply, len(ids)), _calls(reply)
-            choice: Body = {"index": index, "finish_reason": reason, "stop_reason": None}
+            choice: Body = {"index": index, "finish_reason": reason, "stop_reason": reply.stop_reason}
             if self._chat:
+                thought = {reply.reasoning_field: reply.reasoning} if reply.reasoning else {}
                 choice["message"] = {
                     "role": "assistant", "content": None if calls and not text else text, "refusal": None,
-                    "tool_calls": calls,
+                    "tool_calls": calls, **thought,
                 }  # fmt: skip
             else:
                 choice["text"] = text
@@ -73,7 +74,7 @@ class Answer:
                 choice: Body = {"index": index, "finish_reason": None, "stop_reason": None}
                 choice |= {"delta": piece} if self._chat else {"text": piece.get("content") or ""}
                 if position == len(ids) - 1:
-                    choice["finish_reason"] = reason
+                    choice |= {"finish_reason": reason, "stop_reason": reply.stop_reason}
                 self._tokens(choice, ids[position : position + 1], position, first=position == 0)
                 chunks.append({**head, "choices": [choice]})
         if (self._body.get("stream_options") or {}).get("include_usage"):
@@ -81,17 +82,25 @@ class Answer:
         return chunks
 
     def _pieces(self, reply: Reply, ids: list[int]) -> list[Body]:
-        """What each token adds: text byte by byte where it is whole characters, tool calls with the last."""
+        """What each token adds, as far as its bytes make whole characters: reasoning, text, then each call, its
+        name first and its arguments character by character."""
         pieces: list[Body] = [{} for _ in ids]
         if reply.num_tokens is not None:
             return [{"content": "x"} for _ in ids]
+        said: list[tuple[str, Body]] = []
+        if reply.reasoning:
+            said += [("(", {}), *((c, {reply.reasoning_field: c}) for c in reply.reasoning), (")", {})]
+        said += [(character, {"content": character}) for character in reply.text]
+        for index, call in enumerate(_calls(reply)):
+            name, arguments = call["function"]["name"], call["function"]["arguments"]
+            begun = {**call, "index": index, "function": {"name": name, "arguments": ""}}
+            said.append((f"<{name}>", {"tool_calls": [begun]}))
+            said += [(c, {"tool_calls": [{"index": index, "function": {"arguments": c}}]}) for c in arguments]
         position = 0
-        for character in reply.text:
-            position += len(character.encode())
+        for text, delta in said:
+            position += len(text.encode())
             if position <= len(ids):
-                pieces[position - 1]["content"] = character
-        if reply.tool_calls and ids:
-            pieces[-1]["tool_calls"] = [{**call, "index": index} for index, call in enumerate(_calls(reply))]
+                pieces[position - 1] = delta
         return pieces
 
     def _tokens(self, choice: Body, ids: list[int], offset: int, first: bool = True) -> None:
@@ -107,6 +116,8 @@ class Answer:
         values = [logprob(offset + k) for k in range(len(ids))]
         if self._faults.nan_logprob and offset == 0 and values:
             values[0] = math.nan
+        ids = ids[: len(ids) - self._faults.missing_logprobs_of]
+        values = values[: len(ids)]
         if self._chat:
             choice["logprobs"] = {
                 "content": [

@@ -35,6 +35,11 @@ JSON = st.recursive(
         ("/openai/v1/completions", None, "openai_completions"),
         ("/proxy/rollout/r1/attempt/a1/mode/train/openai/v1/chat/completions", "r1", "openai_chat"),
         ("/proxy/rollout/r1/attempt/a1/mode/val/v1/completions", "r1", "openai_completions"),
+        ("/v1/responses", None, "openai_responses"),
+        ("/proxy/rollout/r1/attempt/a1/mode/train/openai/v1/responses", "r1", "openai_responses"),
+        ("/v1/messages", None, "anthropic"),
+        ("/anthropic/v1/messages", None, "anthropic"),
+        ("/proxy/rollout/r1/attempt/a1/mode/train/anthropic/v1/messages", "r1", "anthropic"),
     ],
 )
 def test_an_address_says_who_calls_and_how(path: str, rollout_id: str | None, kind: str) -> None:
@@ -50,6 +55,9 @@ def test_an_address_says_who_calls_and_how(path: str, rollout_id: str | None, ki
         "/chat/completions",
         "/proxy/rollout/r/attempt/a/mode/test/openai/v1/completions",
         "/v1/models",
+        "/openai/v1/messages",
+        "/anthropic/v1/chat/completions",
+        "/v1/messages/count_tokens",
     ],
 )
 def test_other_paths_are_no_model_calls(path: str) -> None:
@@ -103,12 +111,22 @@ def test_nan_is_let_in_so_that_it_can_be_refused_by_name() -> None:
     assert read_json(b"<html>") is None
 
 
-@pytest.mark.parametrize("name", BY_NAME)
-@pytest.mark.parametrize("n", [1, 3])
+BODIES: dict[str, dict[str, Any]] = {
+    "openai_chat": {**CHAT, "logprobs": True, "stream_options": {"include_usage": True}},
+    "openai_completions": {"model": "main", "prompt": "x", "logprobs": 1, "stream_options": {"include_usage": True}},
+    "openai_responses": {"model": "main", "input": "hi"},
+    "anthropic": {**CHAT, "max_tokens": 64},
+}
+"""A request of each dialect for a stream with all that an answer can have."""
+SEVERAL = ("openai_chat", "openai_completions")
+"""Dialects that can ask for several choices."""
+
+
+@pytest.mark.parametrize(("name", "n"), [*((name, 1) for name in BODIES), *((name, 3) for name in SEVERAL)])
 def test_chunks_of_an_answer_assemble_to_the_answer(name: str, n: int) -> None:
     dialect = BY_NAME[name]
-    body = {"model": "main", "n": n, **({"prompt": "x"} if name == "openai_completions" else CHAT)}
-    request = dialect.parse({**body, "stream": True, "logprobs": 1 if name == "openai_completions" else True})
+    body = {**BODIES[name], "stream": True, **({"n": n} if n > 1 else {})}
+    request = dialect.parse(body)
     engine_body = dialect.engine_body(request, request.asked, "main@0")
     answer = Answer(engine_body, [Reply(text="abc")] * n, Faults(), 1)
     assembly = dialect.assembly(request)
@@ -118,23 +136,27 @@ def test_chunks_of_an_answer_assemble_to_the_answer(name: str, n: int) -> None:
     assert assembly.complete()
     whole = answer.whole()
     assert dialect.capture(assembly.body()) == dialect.capture(whole)
-    ours, theirs = dialect.public(assembly.body(), request), dialect.public(whole, request)
-    for choice in theirs["choices"]:
+    ours, theirs = (dialect.public(told, request, "call_1") for told in (assembly.body(), whole))
+    for choice in theirs.get("choices", ()):
         for key in ("refusal", "tool_calls"):  # whole answers spell out that there are none
             choice.get("message", {}).pop(key, None)
     assert ours == theirs
 
 
-@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.name)
-def test_a_stored_answer_replays_to_itself(dialect: Any) -> None:
-    body = {"model": "main", "stream": True, **({"prompt": "x"} if dialect.path == "completions" else CHAT)}
-    request = dialect.parse({**body, "stream_options": {"include_usage": True}})
+def test_every_dialect_has_a_request_here() -> None:
+    assert set(BODIES) == {dialect.name for dialect in DIALECTS}
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_a_stored_answer_replays_to_itself(name: str) -> None:
+    dialect = BY_NAME[name]
+    request = dialect.parse({**BODIES[name], "stream": True})
     engine_body = dialect.engine_body(request, {}, "main@0")
-    stored = dialect.public(Answer(engine_body, [Reply(text="abc")], Faults(), 1).whole(), request)
+    stored = dialect.public(Answer(engine_body, [Reply(text="abc")], Faults(), 1).whole(), request, "call_1")
     assembly = dialect.assembly(request)
-    for chunk in dialect.chunks(stored, request):
-        assembly.add(orjson.loads(orjson.dumps(chunk)))
-    again = dialect.public(assembly.body(), request)
+    for event in dialect.replay(stored, request).split(b"\n\n")[:-2]:
+        assembly.add(orjson.loads(event.removeprefix(b"data: ")))
+    again = dialect.public(assembly.body(), request, "call_1")
     for answer in (stored, again):
         for choice in answer["choices"]:
             for key in ("refusal", "tool_calls"):

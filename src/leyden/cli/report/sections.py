@@ -243,8 +243,9 @@ def _side(name: str, transcript: TranscriptData | None) -> str:
 
 
 def _message(message: Mapping[str, Any]) -> str:
-    role = str(message.get("role", "unknown"))
-    content = message.get("content")
+    # Items of the Responses API that are no messages have a type and no role.
+    role = str(message.get("role") or message.get("type") or "unknown")
+    content = message.get("content") if "role" in message else dict(message)
     text = content if isinstance(content, str) else "" if content is None else _as_json(content)
     if message.get("tool_calls"):
         text = f"{text}\n{_as_json(message['tool_calls'])}".strip()

@@ -1,16 +1,20 @@
 """What a dialect of a model API is: one family, one file per member, registry in `__init__`.
 
 A dialect is pure: it reads a harness's body, writes the body for an engine, reads the engine's answer, and
-writes what the harness gets. It opens no connection and knows neither keys nor stores. Engines speak one wire
-format, that of vLLM's server; token ids and log-probabilities are asked for on every call and stripped again
-unless the harness asked for them.
+writes what the harness gets. It opens no connection and knows neither keys nor stores; what a request only
+refers to (an earlier answer by its id) is looked up by `recall` and handed to `resolve`. Engines speak one wire
+format, that of vLLM's server, which need not be that of the harness; token ids and log-probabilities are asked
+for on every call and stripped again unless the harness asked for them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import orjson
+
 from leyden.base.errors import RequestRefused
+from leyden.base.records import Call
 from leyden.traces.tokens import RawChoice
 
 Body = dict[str, Any]
@@ -39,10 +43,24 @@ class ModelRequest:
     """Whether log-probabilities belong in the answer."""
     ids_wanted: bool = False
     """Whether token ids belong in the answer (`return_token_ids`)."""
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    """Fields for the engine, sampling parameters apart, where they are not those of `body`."""
+    needs: Mapping[str, str] = field(default_factory=dict)
+    """Features that not every engine has (`FEATURES`), each with the field that needs it."""
+    rewrites: Sequence[str] = ()
+    """Fields that reach the engine in another form than the dialect's own mapping would give them."""
+    previous: str | None = None
+    """Id of an earlier answer that this request continues."""
+    recalls: bool = False
+    """Whether exact texts of earlier answers of the attempt are needed."""
 
 
 SAMPLING = ("temperature", "top_p", "max_tokens", "seed", "stop", "n")
 """Names of sampling parameters in records and towards engines."""
+
+
+FEATURES = ("response_format", "images", "reasoning")
+"""What `policies.NAME.engine_features` may list, since no probe can tell it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +75,18 @@ class Capture:
     """Counts as the engine gave them."""
     is_spliced: bool = False
     """Whether the engine says that it built the prompt from ids it served before (`leyden_prompt`)."""
+    texts: Mapping[str, Sequence[tuple[Any, str]]] = field(default_factory=dict)
+    """For `Earlier.texts` of later requests."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Earlier:
+    """What earlier answers of an attempt said."""
+
+    calls: Sequence[Call] = ()
+    """Calls of the attempt; only where `ModelRequest.previous` asks for one."""
+    texts: Mapping[str, Sequence[tuple[Any, str]]] = field(default_factory=dict)
+    """By id of a tool call: its arguments, read, and as the engine wrote them."""
 
 
 class Assembly(Protocol):
@@ -68,8 +98,25 @@ class Assembly(Protocol):
     def complete(self) -> bool:
         """Whether every choice has its finish reason."""
 
+    @property
+    def num_choices(self) -> int:
+        """Choices that the engine has begun."""
+
     def body(self) -> Body:
         """The engine's answer as it would have been without streaming, as far as it has come."""
+
+
+class Translator(Protocol):
+    """One stream on its way from the engine's events to the harness's; made for one call, keeps its state."""
+
+    def events(self, chunk: Body) -> bytes:
+        """What the harness gets of one chunk of the engine; empty if nothing. Raises EngineError."""
+
+    def closing(self, public: Body) -> bytes:
+        """The events that end a stream whose whole answer is `public`."""
+
+    def failure(self, message: str, kind: str) -> bytes:
+        """The event that ends a stream that cannot go on."""
 
 
 class Dialect(Protocol):
@@ -77,11 +124,21 @@ class Dialect(Protocol):
 
     name: str
     """Name in records."""
+    family: str
+    """Whose API it is, as paths name it: `openai` or `anthropic`."""
     path: str
-    """Path after `v1/`, of the harness's request and of the engine's."""
+    """Path of the harness's request after `v1/`."""
+    engine_path: str
+    """Path of the engine's request after `v1/`."""
+    id_header: bytes
+    """Response header in which clients look for the id of the request."""
 
     def parse(self, body: Body) -> ModelRequest:
         """Read a body. Raises RequestRefused that names the field."""
+
+    def resolve(self, request: ModelRequest, earlier: Earlier) -> ModelRequest:
+        """The request with what it refers to. Called only where it refers to something. Raises
+        RequestRefused."""
 
     def engine_body(self, request: ModelRequest, used: Mapping[str, Any], model: str) -> Body:
         """The body for the engine, with `used` sampling parameters."""
@@ -92,17 +149,17 @@ class Dialect(Protocol):
     def capture(self, answer: Body) -> Capture:
         """Tokens of an engine's unstreamed answer."""
 
-    def public(self, answer: Body, request: ModelRequest) -> Body:
+    def public(self, answer: Body, request: ModelRequest, call_id: str) -> Body:
         """What the harness gets of an unstreamed answer."""
-
-    def public_chunk(self, chunk: Body, request: ModelRequest) -> Body | None:
-        """What the harness gets of one streamed chunk; None if nothing of it."""
 
     def assembly(self, request: ModelRequest) -> Assembly:
         """An empty copy for a stream."""
 
-    def chunks(self, response: Mapping[str, Any], request: ModelRequest) -> list[Body]:
-        """A stored answer as the chunks of a stream, for a replay."""
+    def translator(self, request: ModelRequest, call_id: str) -> Translator:
+        """The way of a new stream."""
+
+    def replay(self, response: Mapping[str, Any], request: ModelRequest) -> bytes:
+        """A stored answer as a whole stream."""
 
     def error_body(self, message: str, kind: str, field: str | None, hint: str | None) -> Body:
         """An error in the shape of the dialect."""
@@ -127,6 +184,25 @@ def refuse_unknown(body: Body, known: frozenset[str], dialect: str) -> None:
                 field=key,
                 hint=f"leave {key!r} out; supported: {', '.join(sorted(known))}",
             )
+
+
+def only_neutral(body: Body, neutral: Mapping[str, tuple[Any, ...]]) -> None:
+    """RequestRefused naming the first field whose value would change something; the tuples list what does
+    not."""
+    for key, values in neutral.items():
+        value = body.get(key)
+        if value is not None and not any(value == v and type(value) is type(v) for v in values):
+            raise RequestRefused(
+                f"{key} is {_short(value)}, which cannot be honoured here", field=key,
+                hint=f"leave {key} out" + "".join(f", or send {v!r}" for v in values[:1]),
+            )  # fmt: skip
+
+
+def event_bytes(body: Mapping[str, object], name: str = "") -> bytes:
+    """One server-sent event, named where the dialect names its events."""
+    if name:
+        return b"event: " + name.encode() + b"\ndata: " + orjson.dumps(body) + b"\n\n"
+    return b"data: " + orjson.dumps(body) + b"\n\n"
 
 
 def is_number(value: object) -> bool:

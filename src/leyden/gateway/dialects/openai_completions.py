@@ -4,13 +4,24 @@ One prompt per call: a list of several prompts is refused by name, since it woul
 call.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from leyden.base.errors import RequestRefused
-from leyden.gateway.dialects.base import Body, Capture, ModelRequest, refuse_unknown, take
+from leyden.gateway.dialects.base import (
+    Body,
+    Capture,
+    Earlier,
+    ModelRequest,
+    event_bytes,
+    refuse_unknown,
+    take,
+)
 from leyden.gateway.dialects.openai_wire import (
     COMMON_FIELDS,
+    DONE,
+    ChoiceAssembly,
+    ChunkTranslator,
     error_body,
     parse_alias,
     parse_sampling,
@@ -27,7 +38,9 @@ class OpenAICompletions:
     """See `base.Dialect`."""
 
     name = "openai_completions"
-    path = "completions"
+    family = "openai"
+    path = engine_path = "completions"
+    id_header = b"x-request-id"
 
     def parse(self, body: Body) -> ModelRequest:
         """Read a body. Raises RequestRefused that names the field."""
@@ -82,98 +95,83 @@ class OpenAICompletions:
             )
         return Capture(prompt_ids=prompt_ids, choices=choices, usage=answer.get("usage") or {})
 
-    def public(self, answer: Body, request: ModelRequest) -> Body:
+    def public(self, answer: Body, request: ModelRequest, call_id: str) -> Body:
         """What the harness gets of an unstreamed answer."""
         public = {key: answer[key] for key in _TOP_FIELDS if key in answer}
         public["model"] = request.alias
-        public["choices"] = [self._public_choice(choice, request) for choice in answer.get("choices") or ()]
+        public["choices"] = [_public_choice(choice, request) for choice in answer.get("choices") or ()]
         public["usage"] = answer.get("usage")
         return public
 
-    def public_chunk(self, chunk: Body, request: ModelRequest) -> Body | None:
-        """What the harness gets of one streamed chunk; None if nothing of it."""
-        choices = chunk.get("choices") or ()
-        if not choices and not request.usage_wanted:
-            return None
-        public = {key: chunk[key] for key in _TOP_FIELDS if key in chunk}
-        public["model"] = request.alias
-        public["choices"] = [self._public_choice(choice, request) for choice in choices]
-        if request.usage_wanted:
-            public["usage"] = None if choices else chunk.get("usage")
-        return public
+    def resolve(self, request: ModelRequest, earlier: Earlier) -> ModelRequest:
+        """The request as it is: it refers to nothing."""
+        return request
 
     def assembly(self, request: ModelRequest) -> "CompletionAssembly":
         """An empty copy for a stream."""
         return CompletionAssembly(request.num_choices)
 
-    def chunks(self, response: Mapping[str, Any], request: ModelRequest) -> list[Body]:
-        """A stored answer as the chunks of a stream, for a replay."""
+    def translator(self, request: ModelRequest, call_id: str) -> "CompletionTranslator":
+        """The way of a new stream."""
+        return CompletionTranslator(request)
+
+    def replay(self, response: Mapping[str, Any], request: ModelRequest) -> bytes:
+        """A stored answer as a whole stream."""
         head = {key: response[key] for key in _TOP_FIELDS if key in response}
         usage = {"usage": None} if request.usage_wanted else {}
         chunks = [{**head, "choices": [choice], **usage} for choice in response.get("choices") or ()]
         if request.usage_wanted:
             chunks.append({**head, "choices": [], "usage": response.get("usage")})
-        return chunks
+        return b"".join(map(event_bytes, chunks)) + DONE
 
     def error_body(self, message: str, kind: str, field: str | None, hint: str | None) -> Body:
         """An error in the shape of the dialect."""
         return error_body(message, kind, field, hint)
 
-    def _public_choice(self, choice: Body, request: ModelRequest) -> Body:
-        public = {
-            "index": choice.get("index", 0),
-            "text": choice.get("text") or "",
-            "finish_reason": choice.get("finish_reason"),
-            "logprobs": choice.get("logprobs") if request.logprobs_wanted else None,
-        }
-        if request.ids_wanted:
-            public |= {key: choice[key] for key in ("token_ids", "prompt_token_ids") if choice.get(key) is not None}
+
+class CompletionTranslator(ChunkTranslator):
+    """See `base.Translator`."""
+
+    def _public(self, chunk: Body, choices: Sequence[Body]) -> Body:
+        request = self._request
+        public = {key: chunk[key] for key in _TOP_FIELDS if key in chunk}
+        public["model"] = request.alias
+        public["choices"] = [_public_choice(choice, request) for choice in choices]
+        if request.usage_wanted:
+            public["usage"] = None if choices else chunk.get("usage")
         return public
 
 
-class CompletionAssembly:
+class CompletionAssembly(ChoiceAssembly):
     """See `base.Assembly`."""
 
-    def __init__(self, num_choices: int) -> None:
-        self._num_choices = num_choices
-        self._top: Body = {}
-        self._choices: dict[int, Body] = {}
+    TOP_FIELDS = _TOP_FIELDS
 
-    def add(self, chunk: Body) -> None:
-        """Take one chunk of the engine in."""
-        for key in (*_TOP_FIELDS, "prompt_token_ids", "usage"):
-            if chunk.get(key) is not None:
-                self._top[key] = chunk[key]
-        for piece in chunk.get("choices") or ():
-            choice = self._choices.setdefault(
-                piece.get("index", 0),
-                {"index": piece.get("index", 0), "text": "", "finish_reason": None, "logprobs": None,
-                 "token_ids": None},
-            )  # fmt: skip
-            choice["text"] += piece.get("text") or ""
-            logprobs = piece.get("logprobs")
-            if logprobs is not None:
-                into = choice["logprobs"] = choice["logprobs"] or {}
-                for key in _LISTS:
-                    if logprobs.get(key) is not None:
-                        into.setdefault(key, []).extend(logprobs[key])
-            if piece.get("token_ids") is not None:
-                choice["token_ids"] = choice["token_ids"] or []
-                choice["token_ids"].extend(piece["token_ids"])
-            if piece.get("prompt_token_ids") is not None:
-                choice["prompt_token_ids"] = piece["prompt_token_ids"]
-            if piece.get("finish_reason") is not None:
-                choice["finish_reason"] = piece["finish_reason"]
+    def _fresh(self) -> Body:
+        return {"text": ""}
 
-    def complete(self) -> bool:
-        """Whether every choice has its finish reason."""
-        return len(self._choices) >= self._num_choices and all(
-            choice["finish_reason"] is not None for choice in self._choices.values()
-        )
+    def _merge(self, choice: Body, piece: Body) -> None:
+        choice["text"] += piece.get("text") or ""
+        logprobs = piece.get("logprobs")
+        if logprobs is not None:
+            into = choice["logprobs"] = choice["logprobs"] or {}
+            for key in _LISTS:
+                if logprobs.get(key) is not None:
+                    into.setdefault(key, []).extend(logprobs[key])
+        if piece.get("prompt_token_ids") is not None:
+            choice["prompt_token_ids"] = piece["prompt_token_ids"]
 
-    def body(self) -> Body:
-        """The engine's answer as it would have been without streaming, as far as it has come."""
-        return {**self._top, "choices": [self._choices[index] for index in sorted(self._choices)]}
+
+def _public_choice(choice: Body, request: ModelRequest) -> Body:
+    public = {
+        "index": choice.get("index", 0),
+        "text": choice.get("text") or "",
+        "finish_reason": choice.get("finish_reason"),
+        "logprobs": choice.get("logprobs") if request.logprobs_wanted else None,
+    }
+    if request.ids_wanted:
+        public |= {key: choice[key] for key in ("token_ids", "prompt_token_ids") if choice.get(key) is not None}
+    return public
 
 
 def _check_prompt(prompt: object) -> None:

@@ -1,13 +1,13 @@
-"""What both OpenAI dialects share: common fields, error shape, and the merging of streamed choices.
+"""What the wire formats of OpenAI share: common fields, error shape, and the merging of streamed choices.
 
-Does not know messages or prompts; `openai_chat` and `openai_completions` do.
+Does not know messages or prompts; `chat_engine` and `openai_completions` do.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from leyden.base.errors import RequestRefused
-from leyden.gateway.dialects.base import Body, is_count, is_number, take
+from leyden.gateway.dialects.base import Body, ModelRequest, event_bytes, is_count, is_number, take
 
 COMMON_FIELDS = frozenset(
     {
@@ -64,6 +64,8 @@ def parse_sampling(body: Body, max_tokens_fields: tuple[str, ...]) -> dict[str, 
 
 def parse_stream(body: Body) -> tuple[bool, bool]:
     """(whether a stream was asked for, whether usage belongs in the answer)."""
+    if "stream" not in body and "stream_options" not in body:
+        return False, True
     stream = take(body, "stream", lambda v: isinstance(v, bool), "true or false", False)
     options = take(body, "stream_options", lambda v: isinstance(v, dict), "an object", {})
     for key in options:
@@ -99,6 +101,93 @@ def error_body(message: str, kind: str, field: str | None, hint: str | None) -> 
     if hint is not None:
         error["hint"] = hint
     return {"error": error}
+
+
+class ChoiceAssembly:
+    """The part of `base.Assembly` that does not depend on what a choice holds.
+
+    A member says what an empty choice is and how a piece of text is added to it.
+    """
+
+    TOP_FIELDS: Sequence[str] = ()
+    """Fields of a chunk that belong beside the choices of the answer."""
+
+    def __init__(self, num_choices: int) -> None:
+        self._num_choices = num_choices
+        self._kept = (*self.TOP_FIELDS, "prompt_token_ids", "leyden_prompt", "usage")
+        self._top: Body = {}
+        self._choices: dict[int, Body] = {}
+
+    def add(self, chunk: Body) -> None:
+        """Take one chunk of the engine in."""
+        for key in self._kept:
+            if chunk.get(key) is not None:
+                self._top[key] = chunk[key]
+        for piece in chunk.get("choices") or ():
+            index = piece.get("index", 0)
+            choice = self._choices.get(index)
+            if choice is None:
+                choice = self._choices[index] = {
+                    "index": index, **self._fresh(), "finish_reason": None, "logprobs": None, "token_ids": None
+                }  # fmt: skip
+            self._merge(choice, piece)
+            if piece.get("token_ids") is not None:
+                choice["token_ids"] = choice["token_ids"] or []
+                choice["token_ids"].extend(piece["token_ids"])
+            if piece.get("finish_reason") is not None:
+                choice["finish_reason"] = piece["finish_reason"]
+                if piece.get("stop_reason") is not None:
+                    choice["stop_reason"] = piece["stop_reason"]
+
+    def complete(self) -> bool:
+        """Whether every choice has its finish reason."""
+        return len(self._choices) >= self._num_choices and all(
+            choice["finish_reason"] is not None for choice in self._choices.values()
+        )
+
+    @property
+    def num_choices(self) -> int:
+        """Choices that the engine has begun."""
+        return len(self._choices)
+
+    def body(self) -> Body:
+        """The engine's answer as it would have been without streaming, as far as it has come."""
+        return {**self._top, "choices": [self._choices[index] for index in sorted(self._choices)]}
+
+    def _fresh(self) -> Body:
+        raise NotImplementedError
+
+    def _merge(self, choice: Body, piece: Body) -> None:
+        raise NotImplementedError
+
+
+DONE = b"data: [DONE]\n\n"
+"""The last event of a stream of Chat Completions and Completions."""
+
+
+class ChunkTranslator:
+    """See `base.Translator`: the harness's events are the engine's, one for one, less what was not asked for."""
+
+    def __init__(self, request: ModelRequest) -> None:
+        self._request = request
+
+    def events(self, chunk: Body) -> bytes:
+        """What the harness gets of one chunk of the engine; empty if nothing."""
+        choices = chunk.get("choices") or ()
+        if not choices and not self._request.usage_wanted:
+            return b""
+        return event_bytes(self._public(chunk, choices))
+
+    def closing(self, public: Body) -> bytes:
+        """The events that end a stream."""
+        return DONE
+
+    def failure(self, message: str, kind: str) -> bytes:
+        """The event that ends a stream that cannot go on."""
+        return event_bytes(error_body(message, kind, None, None))
+
+    def _public(self, chunk: Body, choices: Sequence[Body]) -> Body:
+        raise NotImplementedError
 
 
 def merge_delta(into: Body, delta: Mapping[str, Any]) -> None:

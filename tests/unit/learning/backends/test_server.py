@@ -61,6 +61,16 @@ def test_models_names_the_policy_with_its_version_and_context(engine: Engine) ->
     assert engine.sdk.models.list().data[0].id == MODEL
 
 
+def test_a_chat_is_counted_as_it_would_be_read(engine: Engine) -> None:
+    counted = engine.http.post("/tokenize", json={"model": MODEL, "messages": ASK}).json()
+    read = engine.post("chat/completions", messages=ASK, max_tokens=1, return_token_ids=True).json()
+    assert counted["tokens"] == read["prompt_token_ids"]
+    assert counted["count"] == read["usage"]["prompt_tokens"] and counted["max_model_len"] == 256
+    with_tools = engine.http.post("/tokenize", json={"model": MODEL, "messages": ASK, "tools": TOOLS}).json()
+    assert with_tools["count"] > counted["count"]
+    assert engine.http.post("/tokenize", json={"model": "main@9", "messages": ASK}).status_code == 404
+
+
 def test_health_needs_no_key_and_the_rest_does(engine: Engine) -> None:
     with httpx.Client(base_url=engine.url, trust_env=False) as stranger:
         assert stranger.get("/health").status_code == 200

@@ -161,6 +161,7 @@ class EngineServer:
                 Route("/v1/models", self._guard(self._models)),
                 Route("/v1/chat/completions", self._guard(self._chat_completions), methods=["POST"]),
                 Route("/v1/completions", self._guard(self._completions), methods=["POST"]),
+                Route("/tokenize", self._guard(self._tokenize), methods=["POST"]),
             ]
         )
 
@@ -197,9 +198,7 @@ class EngineServer:
     async def _chat_completions(self, request: Request) -> Response:
         body, version = await self._body(request)
         wishes, make = read(body, chat=True, default_max_tokens=self.default_max_tokens, version=version)
-        tools, choice = body.get("tools") or None, body.get("tool_choice")
-        if tools is not None and not (isinstance(tools, list) and all(isinstance(t, dict) for t in tools)):
-            raise RequestRefused("tools must be a list of objects", field="tools")
+        tools, choice = _tools_of(body), body.get("tool_choice")
         # Rendering and encoding a long conversation takes milliseconds, in which other clients should be
         # heard.
         attempt = request.headers.get(ATTEMPT_HEADER, "")
@@ -218,6 +217,13 @@ class EngineServer:
         wishes, make = read(body, chat=False, default_max_tokens=self.default_max_tokens, version=version)
         prompts = await asyncio.to_thread(self._prompts, body.get("prompt"))
         return await self._answer(request, body, wishes, prompts, make, "none", {})
+
+    async def _tokenize(self, request: Request) -> Response:
+        """How many tokens a chat would be, as vLLM's server tells it."""
+        body, _ = await self._body(request)
+        prompt = await asyncio.to_thread(self.chat.encode, body.get("messages"), _tools_of(body))
+        longest = self.sampler.loaded.max_context
+        return _json({"count": len(prompt.ids), "max_model_len": longest, "tokens": prompt.ids})
 
     async def _body(self, request: Request) -> tuple[dict[str, Any], int]:
         try:
@@ -364,6 +370,13 @@ async def _gone(request: Request) -> None:
     """Returns when the client has closed the connection."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+def _tools_of(body: dict[str, Any]) -> list[Any] | None:
+    tools = body.get("tools") or None
+    if tools is not None and not (isinstance(tools, list) and all(isinstance(t, dict) for t in tools)):
+        raise RequestRefused("tools must be a list of objects", field="tools")
+    return tools
 
 
 def _is_ids(value: Any) -> bool:
