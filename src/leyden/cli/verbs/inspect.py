@@ -11,7 +11,7 @@ from rich.text import Text
 
 from leyden.base.config import Config
 from leyden.base.errors import ModelUnusable
-from leyden.base.records import RolloutState, Trace
+from leyden.base.records import Call, RolloutState, Trace
 from leyden.cli import wiring
 from leyden.cli.verbs.options import DEFAULT_CONFIG, ConfigOption, JsonOption, SetOption, read_config
 from leyden.learning import algorithms
@@ -111,6 +111,7 @@ def _as_json(trace: Trace, actions: Sequence[Action], credit: float | None) -> d
                 "refusal": c.refusal,
                 "prompt_ids": c.prompt_ids.tolist(),
                 "rewrites": list(c.rewrites),
+                "usage": dict(c.usage),
             }
             for c in trace.calls
         ],
@@ -154,7 +155,8 @@ def _show(settings: Config, trace: Trace, actions: Sequence[Action], credit: flo
         console.print(
             Text(
                 f"call {call.seq + 1}: {call.policy}@{call.policy_version}, {call.status}, {call.provenance}, "
-                f"{len(call.prompt_ids)} prompt tokens, {call.latency_ms:.0f} ms"
+                f"{_num_prompt(call)} prompt tokens, {call.latency_ms:.0f} ms"
+                + (f", {call.usage['cost_usd']:.6f} USD" if "cost_usd" in call.usage else "")
                 + (f", rewritten: {', '.join(call.rewrites)}" if call.rewrites else ""),
                 style="bold",
             )
@@ -187,6 +189,11 @@ def _show(settings: Config, trace: Trace, actions: Sequence[Action], credit: flo
     if attempt.stderr_tail.strip():
         console.print(Text("\nstandard error of the harness:", style="bold"))
         console.print(attempt.stderr_tail.rstrip(), markup=False, soft_wrap=True)
+
+
+def _num_prompt(call: Call) -> int:
+    """Prompt tokens as known by their ids, or as a provider counted them."""
+    return len(call.prompt_ids) or int(call.usage.get("prompt_tokens") or 0)
 
 
 def _token_line(decode: Any, ids: Sequence[int], logprobs: Sequence[float], style: str) -> Text:
