@@ -155,19 +155,55 @@ class EvalSamplingConfig(SamplingConfig):
     """0 is greedy: the most likely token each time."""
 
 
+class PriceConfig(_Section):
+    """`[providers.NAME.usd_per_million]` and `[policies.NAME.usd_per_million]`"""
+
+    input: float = Field(0.0, ge=0)
+    """Of prompt tokens."""
+    output: float = Field(0.0, ge=0)
+    """Of completion tokens."""
+    cached: float | None = Field(None, ge=0)
+    """Of prompt tokens that the provider read from its cache; absent means as `input`."""
+    cache_write: float | None = Field(None, ge=0)
+    """Of prompt tokens that it wrote into its cache; absent means as `input`."""
+
+
+class ProviderConfig(_Section):
+    """`[providers.NAME]`"""
+
+    kind: Literal["openai", "anthropic"] = "openai"
+    """Its API: OpenAI's Chat Completions, which many providers have, or Anthropic's Messages."""
+    base_url: str = ""
+    """Where it is, up to and with `/v1` where it has that; empty means the official address of its kind."""
+    key_env: str = ""
+    """Environment variable that holds its key; empty sends none. One that is not set is an error at start-up."""
+    timeout_s: float = Field(120.0, gt=0)
+    """Longest wait for a whole answer."""
+    max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    """Kind `openai`: how it calls the limit of a completion; OpenAI's newer models know only the second."""
+    usd_per_million: PriceConfig = PriceConfig()
+    """Price of a million tokens."""
+
+
 class PolicyConfig(_Section):
     """`[policies.NAME]`"""
 
     model: str = ""
-    """Folder or hub id of a Hugging Face causal language model, or a GGUF file."""
+    """Folder or hub id of a Hugging Face causal language model, or a GGUF file; with `provider`, its id there."""
+    provider: str = ""
+    """Section of `providers` that answers instead of an engine; such a policy is recorded and never trained."""
+    usd_per_million: PriceConfig | None = None
+    """Price of this model, where it is another than the provider's."""
     engine: str = ""
     """URL of an OpenAI-compatible engine that serves it; empty means the embedded sampler."""
+    engine_kind: Literal["vllm", "sglang"] = "vllm"
+    """How the engine returns token ids: as vLLM (the embedded sampler does the same), or as SGLang."""
     engine_key_env: str = ""
     """Environment variable that holds the engine's key."""
     engine_features: tuple[Literal["response_format", "images", "reasoning"], ...] = ()
     """What the engine can do that no probe tells; a request that needs anything else is a 400 that names it."""
     trainable: bool = True
-    """False: recorded and served, never updated."""
+    """False: recorded and served, never updated; a policy with a `provider` is never trainable."""
     lora: LoraConfig | None = None
     """Train a low-rank update instead of all weights."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
@@ -187,6 +223,13 @@ class PolicyConfig(_Section):
     """For rollouts that are trained on."""
     eval: EvalSamplingConfig = EvalSamplingConfig()
     """For evaluation."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _provided(cls, tree: Any) -> Any:
+        if isinstance(tree, Mapping) and tree.get("provider") and "trainable" not in tree:
+            return {**tree, "trainable": False}
+        return tree
 
 
 class WeightSchedule(_Section):
@@ -448,6 +491,27 @@ class GatewayConfig(_Section):
     """Larger requests are refused with 413."""
     admin_key_env: str = "LEYDEN_ADMIN_KEY"
     """Environment variable with the administrator's key; a random one is made when it is unset."""
+    client_timeout_s: float = Field(60.0, gt=0)
+    """Longest time for a request to arrive whole, and for a client to take nothing of what it is sent."""
+    shutdown_timeout_s: float = Field(5.0, ge=0)
+    """How long calls in flight may go on after SIGTERM; then they are stopped, and what came is recorded."""
+    engine_hosts: list[str] = []
+    """Hosts (`*` matches) and networks (`10.0.0.0/8`) at which engines may be registered; empty allows loopback and
+    private addresses. Link-local addresses are never allowed; engines of this file always are."""
+    probe_at_start: bool = True
+    """Find out at start-up whether the engines of trainable policies return token ids and log-probabilities."""
+    health_interval_s: float = Field(5.0, gt=0)
+    """Pause between two checks of every replica."""
+    eject_after: int = Field(3, ge=1)
+    """Failures in a row after which calls avoid a replica until it answers a check."""
+    tls_cert: str = ""
+    """File of a certificate chain (PEM); with `tls_key` the gateway serves https."""
+    tls_key: str = ""
+    """File of its private key (PEM)."""
+    log_format: Literal["text", "json"] = "text"
+    """How log lines on standard error look; neither has keys or bodies."""
+    log_level: Literal["debug", "info", "warning", "error"] = "warning"
+    """From `info` on there is a line per call."""
 
 
 class Config(_Section):
@@ -463,6 +527,8 @@ class Config(_Section):
     """What is asked."""
     policies: dict[str, PolicyConfig] = {}
     """What is improved, by the name that calls ask for."""
+    providers: dict[str, ProviderConfig] = {}
+    """Model APIs of others, by the name that policies give."""
     rewards: RewardsConfig = RewardsConfig()
     """What is good."""
     probes: ProbesConfig = ProbesConfig()
@@ -502,7 +568,29 @@ class Config(_Section):
         _check_schedule(self.rewards)
         _check_judge(self)
         _check_bounds(self.probes)
+        for name, policy in self.policies.items():
+            if not name.isprintable() or not name:
+                raise ValueError(f"policies.{name!r} has a name that cannot be shown; it stands in headers")
+            self._check_provider(name, policy)
+        if bool(self.gateway.tls_cert) != bool(self.gateway.tls_key):
+            raise ValueError("gateway.tls_cert and gateway.tls_key go together; set both or none")
         return self
+
+    def _check_provider(self, name: str, policy: PolicyConfig) -> None:
+        if not policy.provider:
+            return
+        if policy.provider not in self.providers:
+            known = ", ".join(sorted(self.providers)) or "none"
+            raise ValueError(f"policies.{name}.provider is {policy.provider!r}, which is not there ({known})")
+        if policy.trainable:
+            raise ValueError(
+                f"policies.{name} has a provider and trainable = true; a provider returns no token ids, so it cannot "
+                "be trained: remove trainable, or use an engine"
+            )
+        if policy.engine:
+            raise ValueError(f"policies.{name}.engine and policies.{name}.provider are both set; keep one")
+        if not policy.model:
+            raise ValueError(f"policies.{name}.model is empty; name the model as provider {policy.provider!r} does")
 
     def resolve(self, path: str) -> Path:
         """`path` as an absolute path, relative to the configuration file."""

@@ -13,6 +13,7 @@
     +- EngineError          an engine or provider behind the gateway failed
     |  +- EngineUnreachable no connection, or it was closed before an answer
     |  +- EngineIncapable   it cannot return what is needed (token ids, log-probs, ...)
+    |  +- ProviderError     a provider refused or failed; its `kind` names how
     +- HarnessError         the harness cannot be started at all                   (ValueError)
     +- VerifierError        a verifier raised, hung, or returned what is no reward
     +- ProbeError           a probe earned a reward that nothing like it may earn  (ValueError)
@@ -99,6 +100,28 @@ class EngineUnreachable(EngineError):
 
 class EngineIncapable(EngineError):
     """The engine cannot return what is needed; the message names the engine and the flag."""
+
+
+class ProviderError(EngineError):
+    """A provider refused or failed.
+
+    `kind` names how (docs/errors.md), `http_status` is what the client is told, `retry_after_s` how long the provider
+    asks to be left alone, if it does.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        kind: str,
+        http_status: int,
+        status: int | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message, status=status)
+        self.kind = kind
+        self.http_status = http_status
+        self.retry_after_s = retry_after_s
 
 
 class HarnessError(LeydenError, ValueError):

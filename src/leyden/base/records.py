@@ -237,6 +237,20 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LiveOrigin:
+    """Who is behind a call of live traffic, as its headers say."""
+
+    service: str
+    """Name of the service key that it came with; `admin` or `runner` for those keys."""
+    session: str | None = None
+    """`x-leyden-session`: calls that belong together."""
+    subject: str | None = None
+    """`x-leyden-subject`: a pseudonym of the person that it is about."""
+    purpose: str | None = None
+    """`x-leyden-purpose`: what it may be used for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """One model request and its answer, as the reader gives it back."""
 
@@ -286,6 +300,10 @@ class Call:
     """From the first byte in to the last byte out."""
     retry_count: int = 0
     """Highest retry number that an SDK marked on this request."""
+    usage: Mapping[str, Any] = field(default_factory=dict)
+    """Counts as the engine gave them; `cost_usd` beside them where a provider answered."""
+    live: LiveOrigin | None = None
+    """Set for live traffic."""
 
     @property
     def num_sampled(self) -> int:
@@ -331,6 +349,8 @@ class CallIntent:
     """Fields changed on the way to the engine."""
     started_at: float = 0.0
     """Seconds since the epoch."""
+    live: LiveOrigin | None = None
+    """Set for live traffic."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -220,6 +220,8 @@ def new_run_id(config: Config, training: bool = True) -> str:
 def backend_of(config: Config, policy: str) -> Any:
     """The backend of a policy, not yet serving. Imports torch."""
     settings = policy_of(config, policy)
+    if settings.provider:
+        raise ConfigError(f"policies.{policy} is answered by provider {settings.provider!r}; it cannot be trained here")
     if not settings.model:
         raise ConfigError(f"policies.{policy}.model is empty; name a folder, a hub id or a GGUF file")
     try:

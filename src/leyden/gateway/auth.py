@@ -1,6 +1,6 @@
-"""Who is calling: administrator, runner, or one attempt by its own random key.
+"""Who is calling: administrator, runner, a service, or one attempt by its own random key.
 
-Attempt keys live in the store as SHA-256 hashes and in this process as a bounded cache. Whether an attempt
+Attempt and service keys live in the store as SHA-256 hashes and in this process as a bounded cache. Whether an attempt
 has ended is checked on every call: the store pushes a count of changes, so the check is one comparison unless
 something changed. Keys never reach a log, a record or an error message.
 """
@@ -16,16 +16,19 @@ from typing import Literal
 from sqlalchemy import Connection
 
 from leyden.base.errors import NotFound, RequestRefused
-from leyden.base.records import Attempt, Rollout
+from leyden.base.records import Attempt, Rollout, check_id, new_id
 from leyden.gateway.changes import Changes
 from leyden.gateway.ledger import Book
-from leyden.store import aio, queue
+from leyden.store import aio, keys, queue
 from leyden.store.base import Store
+from leyden.store.keys import ServiceKey
 
-Role = Literal["admin", "runner", "attempt"]
+Role = Literal["admin", "runner", "attempt", "service"]
 
 OWN_ATTEMPTS = "att_"
 """Ids of attempts that the queue made begin so; others were named by a controller."""
+SERVICE_PREFIX = b"ls-"
+"""Keys of services begin so."""
 MAX_CACHED = 20_000
 """Attempts kept in memory; ten times the rollouts in flight that the project aims at."""
 MAX_REFUSALS = 20
@@ -53,11 +56,20 @@ class Caller:
     """What the key may do."""
     known: KnownAttempt | None = None
     """The attempt that an attempt key belongs to."""
+    service: str = ""
+    """Name of the service that a service key belongs to."""
 
 
-def make_token() -> str:
+def make_token(prefix: str = "lk-") -> str:
     """A fresh key, 256 random bits."""
-    return "lk-" + secrets.token_urlsafe(32)
+    return prefix + secrets.token_urlsafe(32)
+
+
+def add_service_key(connection: Connection, store: Store, name: str) -> tuple[ServiceKey, str]:
+    """Make a key for a service: (what is stored, the key itself, which is shown once). Conflict, RecordError."""
+    key = make_token(SERVICE_PREFIX.decode())
+    digest = hashlib.sha256(key.encode()).hexdigest()
+    return keys.add(connection, store, new_id("key"), check_id(name, "the name of a service"), digest), key
 
 
 class Keys:
@@ -66,6 +78,9 @@ class Keys:
     def __init__(self, store: Store, *, admin_key: str, runner_key: str) -> None:
         self._store = store
         self._changes = Changes(store, queue.TOPIC)
+        self._service_changes = Changes(store, keys.TOPIC)
+        self._services: dict[bytes, ServiceKey] = {}
+        self._services_seen = -1
         self._fixed: tuple[tuple[bytes, Caller], ...] = (
             (admin_key.encode(), Caller("admin")),
             (runner_key.encode(), Caller("runner")),
@@ -82,6 +97,8 @@ class Keys:
         for fixed, caller in self._fixed:
             if hmac.compare_digest(fixed, key):
                 return caller
+        if key.startswith(SERVICE_PREFIX):
+            return await self._service(key)
         token = key.decode("latin-1")
         known = await self._fresh(
             hashlib.sha256(key).digest(), lambda connection: queue.attempt_by_token(connection, token)
@@ -92,6 +109,21 @@ class Keys:
                 hint="an attempt's key is in OPENAI_API_KEY of its environment",
             )  # fmt: skip
         return Caller("attempt", known)
+
+    async def _service(self, key: bytes) -> Caller:
+        """The service of a key. The table is small and read whole when it changes."""
+        changes = self._service_changes.count()
+        if changes != self._services_seen:
+            found = await aio.read(self._store, keys.every)
+            self._services = {bytes.fromhex(one.key_hash): one for one in found}
+            self._services_seen = changes
+        one = self._services.get(hashlib.sha256(key).digest())
+        if one is None or one.revoked_at is not None:
+            raise RequestRefused(
+                "this service key is not known here" if one is None else f"the key of {one.name!r} was revoked",
+                status=401, kind="authentication_error", hint="ask the administrator for a new one",
+            )  # fmt: skip
+        return Caller("service", service=one.name)
 
     async def attempt(self, rollout_id: str, attempt_id: str) -> KnownAttempt:
         """The attempt of a path, for administrator and runner. Raises RequestRefused: 404, 409."""

@@ -14,13 +14,13 @@ from starlette.routing import BaseRoute, Route
 from leyden.base.errors import EngineError, LeydenError, RequestRefused
 from leyden.gateway import upstream
 from leyden.gateway.address import Address
+from leyden.gateway.callers import attempt_of
 from leyden.gateway.dialects import BY_NAME
 from leyden.gateway.dialects.anthropic import conversation_fields
 from leyden.gateway.dialects.anthropic_blocks import with_exact
 from leyden.gateway.dialects.base import ModelRequest, refuse_unknown
 from leyden.gateway.dialects.openai_wire import parse_alias
 from leyden.gateway.engine_answers import error_of
-from leyden.gateway.forward import attempt_of
 from leyden.gateway.refusals import as_refusal
 from leyden.gateway.requests import check_needs, json_object
 from leyden.gateway.rest import Json, key_of, read_raw
@@ -74,13 +74,18 @@ async def _count(gateway: Gateway, request: Request) -> Response:
     if known is not None:
         engine["messages"] = with_exact(engine["messages"], await known.book.recall(gateway.reader))
     route = await gateway.router.route(alias, known.rollout if known is not None else None)
+    if route.provider is not None:
+        raise RequestRefused(
+            f"{alias!r} is answered by provider {route.provider.name!r}, which is not asked to count tokens",
+            status=501, kind="engine_incapable", hint="count with the provider's own API",
+        )  # fmt: skip
     model = await gateway.upstream.name(route)
     sent = {**engine, "model": model, "add_generation_prompt": True}
     try:
         async with asyncio.timeout(TIMEOUT_S):
             response = await gateway.upstream.post(route, "/tokenize", sent, deadline=time.monotonic() + TIMEOUT_S)
-            async with response:
-                answer = read_json(await upstream.read(response, route))
+            answer = read_json(await upstream.read(response, route))
+            response.release()
     except (aiohttp.ClientError, TimeoutError) as error:
         raise EngineError(f"engine {route.endpoint} did not count within {TIMEOUT_S:.0f} s: {error}") from error
     return Json({"input_tokens": _number(answer, response.status, route.endpoint)})

@@ -7,6 +7,7 @@ released by `answer`.
 """
 
 import asyncio
+import math
 import time
 from dataclasses import replace
 
@@ -16,11 +17,14 @@ import orjson
 from leyden.base.errors import Conflict, EngineError, LeydenError, RequestRefused, StoreError
 from leyden.base.records import Call, CallCompletion, CallIntent, Choice
 from leyden.gateway import splicing, upstream
-from leyden.gateway.address import Address
-from leyden.gateway.auth import Caller, Keys, KnownAttempt
+from leyden.gateway.auth import KnownAttempt
+from leyden.gateway.callers import attempt_of, live_origin
 from leyden.gateway.client import EVENT_STREAM, JSON, ClientLeftError, Headers
 from leyden.gateway.engine_answers import error_of, fault_of
+from leyden.gateway.journal import log_call
 from leyden.gateway.ledger import Book, Flight, digest_of, note_texts
+from leyden.gateway.providers import Response
+from leyden.gateway.providers.faults import told
 from leyden.gateway.refusals import refuse
 from leyden.gateway.requests import check_needs, json_object, resolved
 from leyden.gateway.retries import follow, replay
@@ -41,14 +45,18 @@ async def forward(gateway: Gateway, arrival: Arrival) -> None:
         called = await identify(gateway, arrival)
         translated = await translate(gateway, called)
         book = called.known.book if called.known is not None else gateway.live
-        place = await book.place(gateway.reader, translated.digest, arrival.retry_count, arrival.from_sdk)
+        place = await book.place(
+            gateway.reader, translated.digest, arrival.retry_count, arrival.from_sdk, gateway.settle
+        )
         if isinstance(place, Call):
+            gateway.metrics.retried()
             await replay(translated, place)
             return
         arrival.client.watch(place.left)
         if place.mine():
             await fly(gateway, book, translated, place)
         else:
+            gateway.metrics.retried()
             await follow(place, arrival.client)
     except ClientLeftError:
         pass
@@ -84,33 +92,8 @@ async def identify(gateway: Gateway, arrival: Arrival) -> Called:
     if known is not None:
         gateway.keys.still_runs(known)
     raw = await arrival.client.body(gateway.config.gateway.max_body_bytes)
-    return Called(arrival=arrival, known=known, raw=raw)
-
-
-async def attempt_of(keys: Keys, caller: Caller, address: Address) -> KnownAttempt | None:
-    """The attempt that a call belongs to, None for live traffic. Raises RequestRefused when path and key
-    disagree."""
-    known = caller.known
-    if address.rollout_id is None:
-        return known
-    assert address.attempt_id is not None
-    if caller.role != "attempt":
-        known = await keys.attempt(address.rollout_id, address.attempt_id)
-    assert known is not None
-    if known.rollout.id != address.rollout_id:
-        await keys.rollout_exists(address.rollout_id)
-    if known.rollout.id != address.rollout_id or (caller.role == "attempt" and known.attempt.id != address.attempt_id):
-        raise RequestRefused(
-            f"this key belongs to another attempt than {address.attempt_id} of rollout {address.rollout_id}",
-            status=403, kind="permission_error", hint="use the base URL and the key of the same environment",
-        )  # fmt: skip
-    if address.mode is not None and address.mode != known.rollout.mode:
-        raise RequestRefused(
-            f"the path says mode {address.mode}, rollout {known.rollout.id} has mode {known.rollout.mode}",
-            status=403,
-            kind="permission_error",
-        )
-    return known
+    live = live_origin(caller, arrival.live_headers) if known is None else None
+    return Called(arrival=arrival, known=known, raw=raw, live=live)
 
 
 async def translate(gateway: Gateway, called: Called) -> Translated:
@@ -145,12 +128,20 @@ async def choose(gateway: Gateway, book: Book, translated: Translated, flight: F
         if held and called.known is not None:  # its rollout may have been pinned to the new weights meanwhile
             await gateway.keys.refresh(called.known)
         rollout = called.known.rollout if called.known is not None else None
-        route = await gateway.router.route(translated.request.alias, rollout)
+        session = called.live.session or "" if called.live is not None else ""
+        route = await gateway.router.route(translated.request.alias, rollout, session)
         model = await gateway.upstream.name(route)
         await gateway.upstream.require(route, called.arrival.address.dialect, model)
-        await book.number(gateway.reader, flight)
+        await book.number(gateway.reader, flight, gateway.worker)
         used, rewrites = dict(translated.used), list(translated.rewrites)
-        if "seed" not in used and rollout is not None and used["temperature"] != 0 and called.known is not None:
+        gateway.upstream.check(route, called.arrival.address.dialect, translated.request, used, model)
+        if (
+            "seed" not in used
+            and route.wire.takes_seed
+            and rollout is not None
+            and used["temperature"] != 0
+            and called.known is not None
+        ):
             used["seed"] = seed_of(rollout.seed, called.known.attempt.number, flight.seq)
             rewrites.append("seed")
     except BaseException:
@@ -179,14 +170,11 @@ async def send(gateway: Gateway, chosen: Chosen) -> Sent:
         )  # fmt: skip
     except (EngineError, aiohttp.ClientError, TimeoutError) as error:
         reason = str(error) or f"engine {chosen.route.endpoint}: {type(error).__name__}"
+        http_status, kind, retry_after_s = told(error)
         return Sent(
-            chosen=chosen,
-            status="error",
-            http_status=502,
-            answer=relay.assembled() if relay else {},
-            error=reason,
-            relay=relay,
-        )
+            chosen=chosen, status="error", http_status=http_status, answer=relay.assembled() if relay else {},
+            error=reason, kind=kind, retry_after_s=retry_after_s, relay=relay,
+        )  # fmt: skip
 
 
 async def _write_intent(gateway: Gateway, chosen: Chosen) -> None:
@@ -210,6 +198,7 @@ async def _write_intent(gateway: Gateway, chosen: Chosen) -> None:
         sampling={"asked": dict(request.asked), "used": dict(chosen.used)},
         rewrites=tuple(chosen.rewrites),
         started_at=called.arrival.started_at,
+        live=called.live,
     )
     for _ in range(MAX_CONFLICTS):
         try:
@@ -218,7 +207,7 @@ async def _write_intent(gateway: Gateway, chosen: Chosen) -> None:
         except Conflict:
             flight.occurrence += 1  # another gateway on this store has taken that occurrence
             intent = replace(intent, occurrence=flight.occurrence)
-    raise Conflict(f"call {flight.call_id}: {MAX_CONFLICTS} occurrences of its request are taken; is the store shared?")
+    raise Conflict(f"call {flight.call_id}: {MAX_CONFLICTS} occurrences of its request are taken in the store")
 
 
 async def _ask(gateway: Gateway, chosen: Chosen, relay: Relay | None) -> Sent:
@@ -228,7 +217,9 @@ async def _ask(gateway: Gateway, chosen: Chosen, relay: Relay | None) -> Sent:
     body = dialect.engine_body(chosen.translated.request, chosen.used, chosen.model)
     deadline = time.monotonic() + _seconds_left(gateway, called.known)
     headers = splicing.headers(gateway, chosen)
-    response = await gateway.upstream.post(chosen.route, dialect.engine_path, body, deadline=deadline, headers=headers)
+    response = await gateway.upstream.post(
+        chosen.route, dialect.engine_path, body, deadline=deadline, headers=headers, request=chosen.translated.request
+    )
     try:
         first_byte_ms = (time.monotonic() - called.arrival.began) * 1000
         if response.status == 200 and relay is not None:
@@ -252,7 +243,7 @@ async def _ask(gateway: Gateway, chosen: Chosen, relay: Relay | None) -> Sent:
     return Sent(chosen=chosen, status="ok", http_status=200, answer=answer, first_byte_ms=first_byte_ms)
 
 
-async def _relay(chosen: Chosen, relay: Relay, response: aiohttp.ClientResponse, first_byte_ms: float) -> Sent:
+async def _relay(chosen: Chosen, relay: Relay, response: Response, first_byte_ms: float) -> Sent:
     """Pass a stream on, up to the events that wait for the record."""
     flight, client = chosen.flight, chosen.translated.called.arrival.client
     headers = [EVENT_STREAM, (b"cache-control", b"no-cache"), *_headers(chosen)]
@@ -304,7 +295,7 @@ async def record(gateway: Gateway, sent: Sent) -> Recorded:
         refusal=tokens.refusal or ("images" if "images" in request.needs else None),
         prompt_ids=tokens.prompt_ids,
         choices=choices,
-        usage=capture.usage,
+        usage=upstream.priced(chosen.route, capture.usage),
         delivered=delivered,
         retry_count=flight.retry_count,
         error=sent.error,
@@ -312,8 +303,11 @@ async def record(gateway: Gateway, sent: Sent) -> Recorded:
         first_byte_ms=sent.first_byte_ms,
         ended_at=time.time(),
     )
+    began = time.monotonic()
     try:
         await asyncio.wrap_future(gateway.recorder.completion(completion))
+        gateway.metrics.recorded(dialect.name, chosen.route.policy, completion, time.monotonic() - began)
+        log_call(chosen, completion)
     except StoreError as error:
         if flight.head is not None and sent.relay is not None:  # a stream is under way: the error goes into it
             await _end(sent, sent.relay.failure(str(error), "store"))
@@ -340,6 +334,8 @@ async def answer(recorded: Recorded) -> None:
         hint = "send the request again: nothing was delivered" if sent.status == "aborted" else None
         body = orjson.dumps(dialect.error_body(sent.error or "", sent.kind, None, hint))
     headers = [JSON, *_headers(sent.chosen)]
+    if sent.retry_after_s is not None:
+        headers.append((b"retry-after", b"%d" % math.ceil(sent.retry_after_s)))
     flight.start(sent.http_status, headers)
     flight.release(body)
     await called.arrival.client.whole(sent.http_status, list(headers), body)

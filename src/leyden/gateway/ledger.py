@@ -10,7 +10,7 @@ that failed.
 
 import asyncio
 import itertools
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, TypeVar
 
@@ -23,6 +23,8 @@ from leyden.gateway.dialects.base import Body
 from leyden.traces.reader import Reader
 
 T = TypeVar("T")
+Settle = Callable[[Call, int], Awaitable[Call]]
+"""(an open call, number of the retry) -> the call as it ended, or as it is if nobody will end it."""
 
 LINGER_MARGIN_S = 1.0
 """How much longer than an SDK's longest back-off a call goes on after its client left: network and
@@ -36,7 +38,8 @@ def digest_of(kind: str, body: Body) -> str:
     return blake2b(kind.encode() + b"\0" + orjson.dumps(body, option=orjson.OPT_SORT_KEYS), digest_size=16).hexdigest()
 
 
-_CALL_IDS = new_id("call") + "_"
+CALL_IDS = new_id("call") + "_"
+"""How the ids of this process's calls begin."""
 _CALL_NUMBERS = itertools.count()
 # Random per process and counted within it: asking the kernel for randomness lets go of the interpreter's
 # lock, and on the hot path that hands a busy core to another thread.
@@ -46,7 +49,7 @@ class Flight:
     """One call between its arrival and its record, and everybody who waits for it."""
 
     def __init__(self, digest: str, retry_count: int, sdk_retries: bool) -> None:
-        self.call_id = f"{_CALL_IDS}{next(_CALL_NUMBERS):08x}"
+        self.call_id = f"{CALL_IDS}{next(_CALL_NUMBERS):08x}"
         """Of the call."""
         self.digest = digest
         """Of the request."""
@@ -217,8 +220,11 @@ class Book:
         """Whether a call is in flight."""
         return bool(self._flights)
 
-    async def place(self, reader: Reader, digest: str, retry_count: int, sdk: bool) -> "Flight | Call":
-        """Where a request belongs: a new flight, an earlier flight (joined), or a stored call."""
+    async def place(
+        self, reader: Reader, digest: str, retry_count: int, sdk: bool, settle: Settle | None = None
+    ) -> "Flight | Call":
+        """Where a request belongs: a new flight, an earlier flight (joined), or a stored call. `settle` waits for the
+        end of a call that another worker has in flight."""
         if self._attempt_id is not None and self._stored is None:
             await self._load(reader)
         if retry_count > 0:
@@ -229,6 +235,8 @@ class Book:
                 flight.join(retry_count)
                 return flight
             call = await self._last(reader, digest)
+            if call is not None and call.status == "open" and settle is not None:
+                call = await settle(call, retry_count)
             if call is not None and call.status == "ok":
                 return call
         flight = Flight(digest, retry_count, sdk)
@@ -241,14 +249,22 @@ class Book:
             await self._load(reader)
         return self.texts
 
-    async def number(self, reader: Reader, flight: Flight) -> None:
-        """Give a flight its occurrence and its place in the order of arrival."""
-        if self._stored and flight.digest not in self._occurrences:
+    async def number(self, reader: Reader, flight: Flight, worker: tuple[int, int] = (0, 1)) -> None:
+        """Give a flight its occurrence and its place in the order of arrival. `worker` is (index, number of workers):
+        of several, each takes its own share of the numbers after those that are stored, so that none is given twice.
+        """
+        index, size = worker
+        if size > 1 and self._attempt_id is not None:
+            taken = await asyncio.to_thread(reader.next_occurrence, self._attempt_id, flight.digest)
+            self._occurrences[flight.digest] = max(self._occurrences.get(flight.digest, 0), taken)
+            stored = await asyncio.to_thread(reader.next_seq, self._attempt_id)
+            self.next_seq = max(self.next_seq, stored)  # read after the wait: others took numbers meanwhile
+        elif self._stored and flight.digest not in self._occurrences:
             await self._last(reader, flight.digest)
         flight.occurrence = self._occurrences.get(flight.digest, 0)
         self._occurrences[flight.digest] = flight.occurrence + 1
-        flight.seq = self.next_seq
-        self.next_seq += 1
+        flight.seq = -(-self.next_seq // size) * size + index
+        self.next_seq = flight.seq + 1
 
     def close(self, flight: Flight) -> None:
         """A flight is over."""

@@ -28,16 +28,21 @@ class Json(Response):
         return orjson.dumps(content)
 
 
-def endpoint(gateway: Gateway, handler: Handler, *, admin: bool = True) -> Callable[[Request], Awaitable[Response]]:
-    """A Starlette endpoint: `admin` routes take the administrator's and the runner's key, others check
-    themselves."""
+def endpoint(
+    gateway: Gateway, handler: Handler, *, admin: bool | None = True
+) -> Callable[[Request], Awaitable[Response]]:
+    """A Starlette endpoint. `admin` True takes the administrator's and the runner's key, None the administrator's
+    only; with False the handler checks itself."""
 
     async def run(request: Request) -> Response:
         try:
-            if admin:
+            if admin is None:
+                await require_admin(gateway, request)
+            elif admin:
                 await require(gateway, request)
             return await handler(gateway, request)
         except LeydenError as error:
+            gateway.metrics.refused(as_refusal(error).kind)
             return error_response(error)
 
     return run
@@ -73,12 +78,22 @@ def key_in(headers: list[tuple[bytes, bytes]]) -> bytes | None:
 async def require(gateway: Gateway, request: Request) -> Caller:
     """The administrator or the runner. Raises RequestRefused: 401, 403."""
     caller = await gateway.keys.caller(key_of(request))
-    if caller.role == "attempt":
+    if caller.role in ("attempt", "service"):
+        may = "call models" if caller.role == "service" else "call models and add spans of its own attempt"
         raise RequestRefused(
-            "an attempt's key can call models and add spans of its own attempt, nothing else", status=403,
-            kind="permission_error", hint="use the administrator's key",
+            f"this key can {may}, nothing else", status=403, kind="permission_error",
+            hint="use the administrator's key",
         )  # fmt: skip
     return caller
+
+
+async def require_admin(gateway: Gateway, request: Request) -> None:
+    """The administrator. Raises RequestRefused: 401, 403."""
+    if (await require(gateway, request)).role != "admin":
+        raise RequestRefused(
+            "only the administrator's key can do this", status=403, kind="permission_error",
+            hint="use the administrator's key",
+        )  # fmt: skip
 
 
 async def own_attempt(gateway: Gateway, request: Request) -> tuple[Caller, str, str]:
@@ -86,6 +101,8 @@ async def own_attempt(gateway: Gateway, request: Request) -> tuple[Caller, str, 
     409."""
     rollout_id, attempt_id = request.path_params["rollout_id"], request.path_params["attempt_id"]
     caller = await gateway.keys.caller(key_of(request))
+    if caller.role == "service":
+        await require(gateway, request)
     if caller.known is None:
         known = await gateway.keys.attempt(rollout_id, attempt_id)
         return caller, known.rollout.id, known.attempt.id
@@ -156,4 +173,5 @@ __all__ = [
     "read_body",
     "read_raw",
     "require",
+    "require_admin",
 ]

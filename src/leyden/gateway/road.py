@@ -6,13 +6,16 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from leyden.base.config import Config
+from leyden.base.records import LiveOrigin
 from leyden.gateway.address import Address
 from leyden.gateway.auth import Keys, KnownAttempt
 from leyden.gateway.client import Client
 from leyden.gateway.dialects import Body, ModelRequest
 from leyden.gateway.hold import Hold
-from leyden.gateway.ledger import Book, Flight
+from leyden.gateway.ledger import Book, Flight, Settle
+from leyden.gateway.metrics import Metrics
 from leyden.gateway.routing import Route, Router
+from leyden.gateway.siblings import Siblings
 from leyden.gateway.stream import Relay
 from leyden.gateway.upstream import Upstream
 from leyden.store.base import Store
@@ -42,8 +45,22 @@ class Gateway:
     """Pause and drain."""
     live: Book = field(default_factory=lambda: Book(None))
     """Calls without an attempt."""
+    metrics: Metrics = field(default_factory=Metrics)
+    """What is counted."""
     flights: set[Flight] = field(default_factory=set)
     """Every call between its arrival and its record."""
+    siblings: Siblings | None = None
+    """The other workers, if there are any."""
+
+    @property
+    def settle(self) -> Settle | None:
+        """Waits for a call that another worker has in flight; None where there is no other."""
+        return None if self.siblings is None else self.siblings.settle
+
+    @property
+    def worker(self) -> tuple[int, int]:
+        """(index, number of workers)."""
+        return (0, 1) if self.siblings is None else (self.siblings.index, self.siblings.size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +81,8 @@ class Arrival:
     """Seconds since the epoch."""
     began: float
     """The same on the monotonic clock."""
+    live_headers: Mapping[bytes, bytes] = field(default_factory=dict)
+    """Headers `x-leyden-*`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +95,8 @@ class Called:
     """None for live traffic."""
     raw: bytes
     """The body."""
+    live: LiveOrigin | None = None
+    """Who is behind live traffic."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +153,8 @@ class Sent:
     """The stream, whose last events wait for the record."""
     first_byte_ms: float | None = None
     """Until the first byte of the answer."""
+    retry_after_s: float | None = None
+    """How long a provider asks to be left alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

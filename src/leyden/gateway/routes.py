@@ -14,8 +14,8 @@ from leyden.base.errors import NotFound, RequestRefused
 from leyden.base.records import Reward, Span, check_reward, new_id
 from leyden.gateway import counting
 from leyden.gateway.address import Address
+from leyden.gateway.callers import attempt_of
 from leyden.gateway.dialects import DIALECTS
-from leyden.gateway.forward import attempt_of
 from leyden.gateway.refusals import note_refusal
 from leyden.gateway.rest import Json, endpoint, error_response, key_of, number, own_attempt, read_body
 from leyden.gateway.road import Gateway

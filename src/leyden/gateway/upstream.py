@@ -1,4 +1,4 @@
-"""The client side of the gateway: one HTTP session towards engines, in the wire format of vLLM's server.
+"""The client side of the gateway: one HTTP session towards engines and providers (their formats are in `providers`).
 
 A sampled call is never blindly sent again. What may be repeated, because nothing was sampled, is a refused
 connection and an answer 429 or 503 before any byte; a time-out or a broken connection may not.
@@ -9,14 +9,18 @@ call.
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import aiohttp
 import orjson
 
 from leyden.base.errors import EngineError, EngineIncapable, EngineUnreachable
-from leyden.gateway.dialects.base import Body, Dialect
+from leyden.gateway.dialects.base import Body, Dialect, ModelRequest
+from leyden.gateway.egress import GuardedResolver
+from leyden.gateway.health import Health
+from leyden.gateway.providers import PLAIN, Response, Translated, cost_usd
+from leyden.gateway.providers.faults import BUSY, fault_of, late, retry_after_of
 from leyden.gateway.routing import Route
 from leyden.gateway.stream import read_json
 
@@ -28,6 +32,8 @@ BACKOFF_S, BACKOFF_MAX_S = 0.05, 2.0
 KEEP_ALIVE_S = 3.0
 """Idle connections are dropped before uvicorn engines drop them (5 s), so that no request meets a closing
 one."""
+PROVIDER_PATIENCE_S = 20.0
+"""How long a provider that is busy is waited for; then the client is told, whose SDK waits and comes back."""
 PROBE_TIMEOUT_S = 60.0
 """An engine that has just started may compile before its first token."""
 _BUSY = frozenset({429, 503})
@@ -36,7 +42,12 @@ _BUSY = frozenset({429, 503})
 class Upstream:
     """The session and what is known about engines."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, health: Health | None = None, *, trusted: Collection[str] = (), allowed: Sequence[str] = ()
+    ) -> None:
+        """`trusted` hosts may be anywhere, others only where `egress` allows with the patterns `allowed`."""
+        self.health = health or Health(eject_after=3)
+        self._resolver = (frozenset(trusted), tuple(allowed))
         self._session: aiohttp.ClientSession | None = None
         self._names: dict[tuple[str, str], str] = {}
         self._listings: dict[str, frozenset[str]] = {}
@@ -54,18 +65,31 @@ class Upstream:
         self._listings.clear()
 
     async def post(
-        self, route: Route, path: str, body: Body, *, deadline: float, headers: dict[str, str] | None = None
-    ) -> aiohttp.ClientResponse:
+        self, route: Route, path: str, body: Body, *, deadline: float, headers: dict[str, str] | None = None,
+        request: ModelRequest | None = None,
+    ) -> Response:  # fmt: skip
         """The engine's answer, its body not yet read. `path` is below `v1/` unless it begins with a slash;
         `deadline` is on the monotonic clock.
 
-        Raises EngineUnreachable, or EngineError when the time is over.
+        Raises EngineUnreachable, or EngineError when the time is over; ProviderError for whatever a provider answers
+        that is no 200.
         """
+        wire = route.wire
+        if route.provider is not None:
+            deadline = min(deadline, time.monotonic() + route.provider.timeout_s)
+        streaming = bool(body.get("stream"))
+        response = await self._post(route, path, wire.body(path, body, request), deadline, headers)
+        if route.provider is not None and response.status != 200:
+            raise await self._fault(route, response)
+        return response if wire is PLAIN else Translated(response, wire, path, streaming=streaming)
+
+    async def _post(
+        self, route: Route, path: str, body: Body, deadline: float, headers: dict[str, str] | None
+    ) -> aiohttp.ClientResponse:
         payload = orjson.dumps(body)
-        url = f"{route.endpoint}{path}" if path.startswith("/") else f"{route.endpoint}/v1/{path}"
-        sent = {"content-type": "application/json", **(headers or {})}
-        if route.key:
-            sent["authorization"] = f"Bearer {route.key}"
+        url = route.wire.url(route.endpoint, path)
+        sent = {"content-type": "application/json", **(headers or {}), **route.wire.headers(route.key)}
+        busy = _BUSY if route.provider is None else BUSY
         pause_s = BACKOFF_S
         began = time.monotonic()
         while True:
@@ -75,27 +99,51 @@ class Upstream:
             may_wait = left_s > pause_s
             try:
                 response = await self._open().post(
-                    url, data=payload, headers=sent, timeout=aiohttp.ClientTimeout(total=left_s)
-                )
+                    url, data=payload, headers=sent, timeout=aiohttp.ClientTimeout(total=left_s),
+                    allow_redirects=False,
+                )  # fmt: skip
             except aiohttp.ClientConnectorError as error:
-                if not may_wait or time.monotonic() - began + pause_s > CONNECT_PATIENCE_S:
+                self.health.failed(route.endpoint, _why(error))
+                # With others to go to, the client's retry finds one sooner than this replica comes back.
+                elsewhere = route.has_others and not self.health.usable(route.endpoint)
+                if elsewhere or not may_wait or time.monotonic() - began + pause_s > CONNECT_PATIENCE_S:
                     raise EngineUnreachable(f"engine {route.endpoint} refuses connections: {error}") from error
             except TimeoutError as error:
+                if route.provider is not None:
+                    raise late(route.provider) from error
                 raise EngineError(f"engine {route.endpoint} did not answer within {left_s:.0f} s") from error
             except aiohttp.ClientError as error:
+                self.health.failed(route.endpoint, _why(error))
                 raise EngineUnreachable(
                     f"engine {route.endpoint} closed the connection before an answer: {_why(error)}"
                 ) from error
             else:
-                if response.status not in _BUSY or not may_wait:
+                self.health.worked(route.endpoint)
+                if response.status not in busy or not may_wait:
                     return response
+                if route.provider is not None:
+                    pause_s = max(pause_s, retry_after_of(response.headers.get("retry-after")) or 0.0)
+                    if time.monotonic() - began + pause_s > PROVIDER_PATIENCE_S or pause_s > left_s:
+                        return response
                 response.release()
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, BACKOFF_MAX_S)
 
+    async def _fault(self, route: Route, response: aiohttp.ClientResponse) -> EngineError:
+        assert route.provider is not None
+        after_s = retry_after_of(response.headers.get("retry-after"))
+        return fault_of(route.provider, response.status, await read(response, route), after_s)
+
+    def check(self, route: Route, dialect: Dialect, request: ModelRequest, used: Mapping[str, Any], model: str) -> None:
+        """Raises RequestRefused for what a provider cannot honour, before anything is recorded or sent."""
+        if route.provider is not None:
+            route.wire.body(dialect.engine_path, dialect.engine_body(request, used, model), request)
+
     async def name(self, route: Route) -> str:
         """The name under which the engine serves the route: the first of `route.names` that it lists, else
         the first."""
+        if not route.wire.lists_models:
+            return route.names[0]
         known = self._names.get((route.endpoint, route.names[0]))
         if known is None:
             listing = await self._listing(route)
@@ -105,9 +153,9 @@ class Upstream:
                 del self._names[next(iter(self._names))]
         return known
 
-    async def require(self, route: Route, dialect: Dialect, model: str) -> None:
+    async def require(self, route: Route, dialect: Dialect, model: str, *, remember: bool = True) -> None:
         """Raises EngineIncapable if a trainable policy's engine does not return token ids and
-        log-probabilities."""
+        log-probabilities. With `remember` it is found out once per engine."""
         slot = (route.endpoint, dialect.engine_path)
         if not route.trainable or slot in self._capable:
             return
@@ -118,21 +166,39 @@ class Upstream:
             if missing:
                 raise EngineIncapable(
                     f"engine {route.endpoint} does not return {' and '.join(missing)}; a trainable policy "
-                    "needs them. Use a server that honours return_token_ids and logprobs (vLLM 0.10.2 or "
-                    f"later does), or set policies.{route.policy}.trainable = false"
+                    f"needs them. {route.wire.flags}, or set policies.{route.policy}.trainable = false"
                 )
-            self._capable.add(slot)
+            self.health.replica(route.endpoint).incapable = None
+            if remember:
+                self._capable.add(slot)
+
+    async def check_replica(self, endpoint: str, key: str, timeout_s: float) -> None:
+        """Ask a replica what it lists, and note whether it answered. Never raises."""
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        limit = aiohttp.ClientTimeout(total=timeout_s)
+        try:
+            async with self._open().get(
+                f"{endpoint}/v1/models", headers=headers, timeout=limit, allow_redirects=False
+            ) as response:
+                if response.status < 500:
+                    self.health.worked(endpoint)
+                else:
+                    self.health.failed(endpoint, f"status {response.status}")
+        except (aiohttp.ClientError, TimeoutError) as error:
+            self.health.failed(endpoint, _why(error))
 
     async def _probe(self, route: Route, dialect: Dialect, model: str) -> Sequence[str]:
         response = await self.post(
             route, dialect.engine_path, dialect.probe_body(model), deadline=time.monotonic() + PROBE_TIMEOUT_S,
             headers={"x-leyden-probe": "1"},
         )  # fmt: skip
-        async with response:
+        try:
             if response.status != 200:
                 # The engine refuses the probe itself, which says nothing; the call brings its own answer.
                 return ()
             answer = read_json(await read(response, route))
+        finally:
+            response.close() if not response.content.at_eof() else response.release()
         if not isinstance(answer, dict):
             return ("JSON (it answered something else)",)
         capture = dialect.capture(answer)
@@ -153,8 +219,9 @@ class Upstream:
             known = frozenset()
             try:
                 async with self._open().get(
-                    f"{route.endpoint}/v1/models", headers=headers, timeout=aiohttp.ClientTimeout(total=10)
-                ) as response:
+                    f"{route.endpoint}/v1/models", headers=headers, timeout=aiohttp.ClientTimeout(total=10),
+                    allow_redirects=False,
+                ) as response:  # fmt: skip
                     listed: Any = read_json(await response.read())
                     if response.status == 200 and isinstance(listed, dict):
                         known = frozenset(str(entry.get("id")) for entry in listed.get("data") or ())
@@ -166,7 +233,9 @@ class Upstream:
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
+                connector=aiohttp.TCPConnector(
+                    limit=0, keepalive_timeout=KEEP_ALIVE_S, resolver=GuardedResolver(*self._resolver)
+                ),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 auto_decompress=True,
                 skip_auto_headers=("user-agent", "accept-encoding"),
@@ -175,11 +244,18 @@ class Upstream:
         return self._session
 
 
-async def read(response: aiohttp.ClientResponse, route: Route) -> bytes:
+def priced(route: Route, usage: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Usage with `cost_usd` beside the counts, where the route leads to a provider."""
+    return usage if route.provider is None else {**usage, "cost_usd": cost_usd(route.provider, usage)}
+
+
+async def read(response: Response, route: Route) -> bytes:
     """The whole body. Raises EngineUnreachable if it breaks off, EngineError when the time is over."""
     try:
         return await response.read()
     except TimeoutError as error:
+        if route.provider is not None:
+            raise late(route.provider) from error
         raise EngineError(f"engine {route.endpoint} did not finish its answer before the deadline") from error
     except aiohttp.ClientError as error:
         raise EngineUnreachable(f"engine {route.endpoint} broke off its answer: {_why(error)}") from error

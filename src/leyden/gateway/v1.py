@@ -30,6 +30,7 @@ from leyden.base.records import (
 )
 from leyden.gateway import control
 from leyden.gateway.auth import OWN_ATTEMPTS, external_attempt
+from leyden.gateway.egress import check_endpoint
 from leyden.gateway.rest import Json, endpoint, number, own_attempt, read_body
 from leyden.gateway.road import Gateway
 from leyden.store import aio, ledger, queue
@@ -101,7 +102,7 @@ class NewEvent(_Body):
 class NewModel(_Body):
     """One model server."""
 
-    model: str = Field(min_length=1, max_length=256)
+    model: str = Field(pattern=r"^[\x21-\x7e]+$", max_length=256)
     endpoint: str = Field(pattern=r"^https?://\S+$", max_length=512)
     version: int = Field(0, ge=0)
 
@@ -109,7 +110,7 @@ class NewModel(_Body):
 def routes(gateway: Gateway) -> list[BaseRoute]:
     """The routes of this part."""
 
-    def route(path: str, handler: Any, *methods: str, admin: bool = True) -> BaseRoute:
+    def route(path: str, handler: Any, *methods: str, admin: bool | None = True) -> BaseRoute:
         return Route(path, endpoint(gateway, handler, admin=admin), methods=methods)
 
     one = "/api/rollouts/{rollout_id}"
@@ -123,9 +124,9 @@ def routes(gateway: Gateway) -> list[BaseRoute]:
         route(one, _delete, "DELETE"),
         route(one + "/attempt/{attempt_id}/events", _post_event, "POST", admin=False),
         route(one + "/events", _events, "GET"),
-        route("/api/models", _register, "POST"),
+        route("/api/models", _register, "POST", admin=None),
         route("/api/models", _registered, "GET"),
-        route("/api/models", _clear, "DELETE"),
+        route("/api/models", _clear, "DELETE", admin=None),
         route("/proxy/pause", control.pause, "POST"),
         route("/proxy/resume", control.resume, "POST"),
         route("/proxy/drain", control.drain, "POST"),
@@ -378,6 +379,8 @@ def _collect_events(reader: Reader, gateway: Gateway, rollout_id: str, triplet: 
 
 async def _register(gateway: Gateway, request: Request) -> Response:
     models = await read_body(gateway, request, list[NewModel])
+    for model in models:
+        await check_endpoint(model.endpoint, gateway.config.gateway.engine_hosts)
 
     def job(connection: Any) -> None:
         for model in models:

@@ -6,7 +6,7 @@ topic `policies`, those of runs, steps and evaluations bump `runs`, those of con
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -322,6 +322,27 @@ def set_control(conn: Connection, store: Store, key: str, value: Any) -> None:
     """Set a key to a JSON value."""
     _replace(conn, control, {"key": key}, {"value": dump(value, f"control value {key!r}")})
     store.changed(conn, CONTROL_TOPIC)
+
+
+def set_quietly(conn: Connection, key: str, value: Any) -> None:
+    """Set a key to a JSON value and wake nobody."""
+    _replace(conn, control, {"key": key}, {"value": dump(value, f"control value {key!r}")})
+
+
+def delete_control(conn: Connection, keys: Sequence[str]) -> None:
+    """Forget values; wakes nobody."""
+    conn.execute(delete(control).where(control.c.key.in_(keys)))
+
+
+def control_below(conn: Connection, prefix: str) -> dict[str, Any]:
+    """Every value whose key begins with `prefix`, by key."""
+    query = select(control).where(control.c.key.startswith(prefix, autoescape=True)).order_by(control.c.key)
+    return {row.key: json.loads(row.value) for row in conn.execute(query)}
+
+
+def touch(conn: Connection, key: str) -> None:
+    """Write the time into a key and wake nobody: whether the store can be written at all."""
+    set_quietly(conn, key, time.time())
 
 
 def _runs(conn: Connection, run_id: str | None) -> list[Run]:

@@ -21,7 +21,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-SCHEMA_VERSION = "0001"
+SCHEMA_VERSION = "0002"
 """Revision that this code reads and writes; equals the head of `migrations/versions`."""
 
 metadata = MetaData()
@@ -158,6 +158,28 @@ choices = Table(
     Column("logprobs", LargeBinary, nullable=False),
     Column("finish_reason", String(32), nullable=False),
     Column("text", Text, nullable=False),
+)
+
+service_keys = Table(
+    "service_keys",
+    metadata,
+    _id("key_id", primary_key=True),
+    _id("name", nullable=False),
+    Column("key_hash", String(64), nullable=False, unique=True),
+    Column("created_at", Float(53), nullable=False),
+    Column("revoked_at", Float(53)),
+)
+
+live_calls = Table(
+    "live_calls",
+    metadata,
+    Column("call_id", String(128), ForeignKey("calls.call_id"), primary_key=True),
+    _id("service", nullable=False),
+    _id("session"),
+    _id("subject"),
+    Column("purpose", String(64)),
+    Index("ix_live_calls_session", "session"),
+    Index("ix_live_calls_subject", "subject"),
 )
 
 spans = Table(

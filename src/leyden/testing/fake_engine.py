@@ -1,4 +1,5 @@
-"""A fake engine that follows the wire format of vLLM's server, for tests and benchmarks; no model, no torch.
+"""A fake engine that follows the wire format of vLLM's server (others: `formats`), for tests and benchmarks; no
+model, no torch.
 
     with FakeEngine() as engine:            # a thread of its own, a free port
         engine.behaviour.reply = lambda body: Reply(text="SELECT 1")
@@ -22,6 +23,7 @@ import httptools
 import orjson
 import uvloop
 
+from leyden.testing import formats
 from leyden.testing.scripted import Behaviour, Reply, prompt_ids
 from leyden.testing.wire import Answer
 
@@ -37,6 +39,8 @@ class FakeEngine:
         """What it does; may be changed while it runs."""
         self.requests: deque[dict[str, Any]] = deque(maxlen=KEEP_REQUESTS)
         """Bodies of generation requests, oldest first; probes of a gateway are not among them."""
+        self.headers: deque[dict[str, str]] = deque(maxlen=KEEP_REQUESTS)
+        """Headers of the same requests."""
         self.num_probes = 0
         """Generation requests that a gateway marked as probes."""
         self.num_aborted = 0
@@ -149,15 +153,21 @@ class _Connection(asyncio.Protocol):
     def _answer_now(self, path: str, headers: Mapping[str, str], raw: bytes) -> Any:
         """Answer at once where that is possible; otherwise the coroutine that will."""
         engine, behaviour = self._engine, self._engine.behaviour
-        if behaviour.key and headers.get("authorization") != f"Bearer {behaviour.key}":
+        if path.endswith("/models") and behaviour.models_status != 200:
+            return self._send_json(behaviour.models_status, {"error": {"message": "scripted", "type": "scripted"}})
+        if behaviour.key and behaviour.key not in (
+            headers.get("authorization", "").removeprefix("Bearer "), headers.get("x-api-key")
+        ):  # fmt: skip
             return self._send_json(401, {"error": {"message": "wrong key", "type": "auth", "code": 401}})
         if path.endswith("/models"):
             listed = [{"id": name, "object": "model"} for name in behaviour.models]
             return self._send_json(200, {"object": "list", "data": listed})
+        if path == "/health":
+            return self._write(200, b"text/plain", b"")
         if path == "/tokenize" and not behaviour.faults.no_tokenize:
             ids = prompt_ids(orjson.loads(raw))
             return self._send_json(200, {"count": len(ids), "max_model_len": 2048, "tokens": ids})
-        if not path.endswith("/completions"):
+        if not path.endswith(("/completions", "/messages")):
             return self._send_json(404, {"error": {"message": f"no route {path}", "type": "not_found"}})
         if behaviour.canned and path in engine.canned and b'"stream":true' not in raw:
             return self._write(200, b"application/json", engine.canned[path])
@@ -167,16 +177,21 @@ class _Connection(asyncio.Protocol):
             engine.num_probes += 1
         else:
             engine.requests.append(body)
+            engine.headers.append(dict(headers))
             if faults.status != 200 and len(engine.requests) <= faults.fail_first:
                 error = {
                     "message": f"scripted status {faults.status}",
                     "type": "scripted",
                     "code": faults.status,
                 }
-                return self._send_json(faults.status, {"error": error})
+                after = b"" if faults.retry_after_s is None else b"retry-after: %d\r\n" % faults.retry_after_s
+                return self._write(faults.status, b"application/json", orjson.dumps({"error": error}), after)
             if faults.drop:
                 self.close()
                 return None
+        refused = formats.refusal(behaviour, body) if path.endswith("/completions") else None
+        if refused is not None:
+            return self._send_json(400, {"error": {"message": refused, "type": "invalid_request_error"}})
         if behaviour.delay_s == 0 and not body.get("stream"):
             return self._send_whole(body, path)
         return self._send_slowly(body, path)
@@ -185,11 +200,23 @@ class _Connection(asyncio.Protocol):
         behaviour = self._engine.behaviour
         wanted = (body.get("n") or 1) + behaviour.faults.extra_choices
         replies: list[Reply] = [behaviour.reply(body) for _ in range(wanted)]
-        return Answer(body, replies, behaviour.faults, self._engine.next_serial())
+        asked = formats.asked(behaviour, body)
+        return Answer(asked, replies, behaviour.faults, self._engine.next_serial())
+
+    def _whole(self, body: Mapping[str, Any], path: str) -> dict[str, Any]:
+        behaviour = self._engine.behaviour
+        if path.endswith("/messages"):
+            return formats.message(body, behaviour.reply(body), self._engine.next_serial())
+        return formats.whole(behaviour, body, self._make(body).whole())
+
+    def _events(self, body: Mapping[str, Any], path: str) -> list[bytes]:
+        if path.endswith("/messages"):
+            return list(formats.message_events(self._whole(body, path)))
+        return [b"data: " + _dumps(chunk) + b"\n\n" for chunk in self._make(body).chunks()]
 
     def _send_whole(self, body: Mapping[str, Any], path: str) -> None:
         faults = self._engine.behaviour.faults
-        payload = b"<html>busy</html>" if faults.no_json else _dumps(self._make(body).whole())
+        payload = b"<html>busy</html>" if faults.no_json else _dumps(self._whole(body, path))
         if self._engine.behaviour.canned and body.get("max_tokens") != 1:  # a probe is no answer to keep
             self._engine.canned[path] = payload
         self._write(200, b"application/json", payload)
@@ -205,10 +232,10 @@ class _Connection(asyncio.Protocol):
         self._transport.write(
             b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
         )
-        events = [b"data: " + _dumps(chunk) + b"\n\n" for chunk in self._make(body).chunks()]
+        events = self._events(body, path)
         if faults.error_in_stream:
             events[1:] = [b'data: {"error": {"message": "scripted error", "type": "scripted", "code": 500}}\n\n']
-        if not faults.no_done:
+        if not faults.no_done and not path.endswith("/messages"):
             events.append(b"data: [DONE]\n\n")
         left = faults.cut_after_bytes
         for event in events:
@@ -225,12 +252,12 @@ class _Connection(asyncio.Protocol):
     def _send_json(self, status: int, body: Mapping[str, Any]) -> None:
         self._write(status, b"application/json", orjson.dumps(body))
 
-    def _write(self, status: int, kind: bytes, payload: bytes) -> None:
+    def _write(self, status: int, kind: bytes, payload: bytes, more: bytes = b"") -> None:
         assert self._transport is not None
         cut = self._engine.behaviour.faults.cut_after_bytes
         self._transport.write(
-            b"HTTP/1.1 %d X\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n%b"
-            % (status, kind, len(payload), payload[:cut])
+            b"HTTP/1.1 %d X\r\n%bcontent-type: %b\r\ncontent-length: %d\r\n\r\n%b"
+            % (status, more, kind, len(payload), payload[:cut])
         )
         if cut is not None and cut < len(payload):
             self.close()
@@ -255,13 +282,14 @@ def main(arguments: list[str] | None = None, on_ready: Callable[[str], None] | N
     parser.add_argument("--text", default="ok", help="what it says")
     parser.add_argument("--tokens", type=int, default=None, help="number of completion tokens, instead of the text's")
     parser.add_argument("--canned", action="store_true", help="give every unstreamed request the same bytes")
+    parser.add_argument("--format", choices=("vllm", "sglang", "openai"), default="vllm", help="whose server it is")
     parser.add_argument("--delay-s", type=float, default=0.0)
     parser.add_argument("--chunk-delay-s", type=float, default=0.0)
     options = parser.parse_args(arguments)
     reply = Reply(text=options.text, num_tokens=options.tokens)
     behaviour = Behaviour(
         reply=lambda body: reply, delay_s=options.delay_s, chunk_delay_s=options.chunk_delay_s,
-        models=tuple(options.model), canned=options.canned,
+        models=tuple(options.model), canned=options.canned, format=options.format,
     )  # fmt: skip
 
     async def run() -> None:

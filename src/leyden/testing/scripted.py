@@ -7,7 +7,7 @@ one).
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 BEGIN, END, FIRST_BYTE = 1, 2, 3
 """Ids of the byte tokenizer."""
@@ -43,6 +43,8 @@ class Faults:
     """Another status is answered with an error body."""
     fail_first: int = 2**62
     """How many requests are failed with `status` before the engine recovers."""
+    retry_after_s: int | None = None
+    """Sent as `retry-after` beside another status."""
     drop: bool = False
     """Close the connection before the first byte."""
     cut_after_bytes: int | None = None
@@ -81,8 +83,12 @@ class Behaviour:
     """Between chunks of a stream."""
     models: tuple[str, ...] = ()
     """What `/v1/models` lists."""
+    models_status: int = 200
+    """What `/v1/models` answers; above 499 a gateway takes the engine for down."""
     key: str = ""
-    """Required as a bearer token, if set."""
+    """Required as a bearer token or `x-api-key`, if set."""
+    format: Literal["vllm", "sglang", "openai"] = "vllm"
+    """Whose server it is; see `leyden.testing.formats`."""
     canned: bool = False
     """Unstreamed requests of one path all get the bytes of the first answer, for benchmarks."""
 

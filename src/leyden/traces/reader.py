@@ -19,6 +19,7 @@ from leyden.base.records import (
     Call,
     Choice,
     IntArray,
+    LiveOrigin,
     Outcome,
     Provenance,
     Reward,
@@ -29,10 +30,11 @@ from leyden.base.records import (
 from leyden.store import queue
 from leyden.store.base import Store
 from leyden.store.columns import attempt_of, chunks
-from leyden.store.schema import attempts, calls, choices, completions, rewards, spans
+from leyden.store.schema import attempts, calls, choices, completions, live_calls, rewards, spans
 from leyden.traces.rows import (
     choice_of,
     first_completion,
+    live_of,
     restore_request,
     reward_of,
     span_of,
@@ -98,6 +100,20 @@ class Reader:
     def calls_of(self, attempt_id: str) -> list[Call]:
         """The calls of an attempt in order of arrival; empty for an unknown attempt."""
         return self._store.read(lambda connection: _calls(connection, calls.c.attempt_id == attempt_id))
+
+    def next_seq(self, attempt_id: str) -> int:
+        """One more than the highest place in the order of arrival of an attempt's calls."""
+        query = select(func.coalesce(func.max(calls.c.seq) + 1, 0)).where(calls.c.attempt_id == attempt_id)
+        number: int = self._store.read(lambda connection: connection.execute(query).scalar_one())
+        return number
+
+    def next_occurrence(self, attempt_id: str, digest: str) -> int:
+        """How many calls of an attempt have this request digest."""
+        query = select(func.coalesce(func.max(calls.c.occurrence) + 1, 0)).where(
+            calls.c.attempt_id == attempt_id, calls.c.digest == digest
+        )
+        number: int = self._store.read(lambda connection: connection.execute(query).scalar_one())
+        return number
 
     def num_completion_tokens(self, attempt_id: str) -> int:
         """Tokens sampled in an attempt so far, over all choices."""
@@ -192,6 +208,11 @@ def _calls(conn: Connection, where: Any) -> list[Call]:
         return np.concatenate([seen[: end.shared_tokens], tail])
 
     _resolve(ends, lambda call_id: ends[call_id].prompt_parent, prompt_of, prompts)
+    live = {}
+    if any(row.origin == "live" for row in rows.values()):
+        live = {
+            row.call_id: live_of(row) for row in conn.execute(select(live_calls).where(live_calls.c.call_id.in_(mine)))
+        }
     order = sorted(rows.values(), key=lambda row: (row.attempt_id or "", row.seq, row.started_at, row.call_id))
     return [
         _call(
@@ -200,6 +221,7 @@ def _calls(conn: Connection, where: Any) -> list[Call]:
             requests[row.call_id],
             prompts.get(row.call_id, _NO_IDS),
             sampled[row.call_id],
+            live.get(row.call_id),
         )
         for row in order
     ]
@@ -233,6 +255,7 @@ def _call(
     request: Mapping[str, Any],
     prompt_ids: IntArray,
     sampled: Sequence[Choice],
+    live: LiveOrigin | None,
 ) -> Call:
     sampling = json.loads(row.sampling)
     response = None if end is None else unpack_json(end.response)
@@ -261,4 +284,6 @@ def _call(
         started_at=row.started_at,
         latency_ms=0.0 if end is None else end.latency_ms,
         retry_count=0 if end is None else end.retry_count,
+        usage={} if end is None else json.loads(end.usage),
+        live=live,
     )

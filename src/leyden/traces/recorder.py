@@ -32,6 +32,7 @@ from leyden.traces.rows import (
     choice_rows,
     completion_row,
     first_completion,
+    live_row,
     messages_field,
     span_row,
 )
@@ -83,7 +84,11 @@ class Recorder:
             self._open[intent.call_id] = _Open(attempt_id, allowed, altered)
             if len(self._open) > MAX_OPEN:
                 self._open.popitem(last=False)
-        future = self._store.append(schema.calls, [row])
+        if intent.live is None:
+            future = self._store.append(schema.calls, [row])
+        else:
+            live = live_row(intent.call_id, intent.live)
+            future = self._store.append_all([(schema.calls, [row]), (schema.live_calls, [live])])
         if attempt_id is not None:
             _when_durable(future, lambda: self._prefixes.add_body(attempt_id, body))
         return future

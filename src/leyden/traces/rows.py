@@ -18,7 +18,16 @@ import orjson
 from sqlalchemy import Row
 
 from leyden.base.errors import RecordError
-from leyden.base.records import CallCompletion, CallIntent, Choice, FloatArray, IntArray, Reward, Span
+from leyden.base.records import (
+    CallCompletion,
+    CallIntent,
+    Choice,
+    FloatArray,
+    IntArray,
+    LiveOrigin,
+    Reward,
+    Span,
+)
 from leyden.store.columns import dump
 from leyden.store.schema import SCHEMA_VERSION
 
@@ -118,6 +127,19 @@ def call_row(intent: CallIntent, request: object, request_parent: str | None, sh
         "started_at": float(intent.started_at),
         "schema_version": SCHEMA_VERSION,
     }
+
+
+def live_row(call_id: str, live: LiveOrigin) -> dict[str, Any]:
+    """The row of who is behind a live call."""
+    return {
+        "call_id": call_id, "service": live.service, "session": live.session, "subject": live.subject,
+        "purpose": live.purpose,
+    }  # fmt: skip
+
+
+def live_of(row: Row[Any]) -> LiveOrigin:
+    """A row of `live_calls` as a record."""
+    return LiveOrigin(service=row.service, session=row.session, subject=row.subject, purpose=row.purpose)
 
 
 def completion_row(completion: CallCompletion, prompt_parent: str | None, shared_tokens: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from leyden.base.config import Config
 from leyden.base.errors import RecordError, VerifierError
-from leyden.base.records import RolloutState, Trace
+from leyden.base.records import Call, RolloutState, Trace
 from leyden.cli import forest_tree, wiring
 from leyden.cli.decoding import decoder
 from leyden.cli.report.forest import forest_data
@@ -142,6 +142,7 @@ def _as_json(trace: Trace, actions: Sequence[Action], credit: float | None) -> d
                 "refusal": c.refusal,
                 "prompt_ids": c.prompt_ids.tolist(),
                 "rewrites": list(c.rewrites),
+                "usage": dict(c.usage),
             }
             for c in trace.calls
         ],
@@ -183,7 +184,8 @@ def _show(settings: Config, trace: Trace, actions: Sequence[Action], credit: flo
         console.print(
             Text(
                 f"call {call.seq + 1}: {call.policy}@{call.policy_version}, {call.status}, {call.provenance}, "
-                f"{len(call.prompt_ids)} prompt tokens, {call.latency_ms:.0f} ms"
+                f"{_num_prompt(call)} prompt tokens, {call.latency_ms:.0f} ms"
+                + (f", {call.usage['cost_usd']:.6f} USD" if "cost_usd" in call.usage else "")
                 + (f", rewritten: {', '.join(call.rewrites)}" if call.rewrites else ""),
                 style="bold",
             )
@@ -237,6 +239,11 @@ def reward_lines(settings: Config, trace: Trace) -> list[str]:
     lines += [f"step reward of call {numbers.get(r.call_id, r.call_id)}: {r.name} {r.value:g}"
               for r in trace.rewards if r.call_id]  # fmt: skip
     return lines
+
+
+def _num_prompt(call: Call) -> int:
+    """Prompt tokens as known by their ids, or as a provider counted them."""
+    return len(call.prompt_ids) or int(call.usage.get("prompt_tokens") or 0)
 
 
 def _token_line(decode: Any, ids: Sequence[int], logprobs: Sequence[float], style: str) -> Text:
