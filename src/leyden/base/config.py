@@ -581,7 +581,7 @@ class Config(_Section):
             return
         if policy.provider not in self.providers:
             known = ", ".join(sorted(self.providers)) or "none"
-            raise ValueError(f"policies.{name}.provider is {policy.provider!r}, which is not there ({known})")
+            raise ValueError(f"policies.{name}.provider is {policy.provider!r}, which is not there (known: {known})")
         if policy.trainable:
             raise ValueError(
                 f"policies.{name} has a provider and trainable = true; a provider returns no token ids, so it cannot "
