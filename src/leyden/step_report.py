@@ -11,6 +11,7 @@ from leyden.base.records import Trace
 from leyden.learning.backends.base import UpdateReport
 from leyden.learning.credit import Credit
 from leyden.release import evaluation
+from leyden.release.costs import total_of
 from leyden.traces.assemble import Assembly
 
 
@@ -54,6 +55,7 @@ def step_report(
         "group_successes": _group_successes(config, traces),
         "tokens_per_rollout": sum(sampled_tokens) / len(sampled_tokens),
         "calls_per_rollout": sum(len(t.calls) for t in traces) / len(traces),
+        "cost": total_of(traces, config.costs).to_json(),
         "seconds": {**seconds, **{f"update_{k}": v for k, v in update.seconds.items()}},
         **update_numbers(update),
     }

@@ -29,6 +29,9 @@ from leyden.base.errors import RecordError
 IntArray = NDArray[np.int32]
 FloatArray = NDArray[np.float32]
 
+VERIFICATION_SPAN = "verification"
+"""Name of the span in which the runner records how long the verifier took."""
+
 Split = Literal["train", "val", "holdout"]
 Mode = Literal["train", "val"]
 
@@ -283,6 +286,8 @@ class Call:
     """From the first byte in to the last byte out."""
     retry_count: int = 0
     """Highest retry number that an SDK marked on this request."""
+    usage: Mapping[str, Any] = field(default_factory=dict)
+    """Counts as the engine or provider gave them; `cost_usd` where the call was priced."""
 
     @property
     def num_sampled(self) -> int:

@@ -14,7 +14,9 @@ from rich.console import Console
 import leyden
 from leyden.base.errors import ConfigError, Interrupted, LeydenError, TaskError
 
-VERBS = ("init", "quickstart", "serve", "run", "train", "eval", "inspect", "export")
+VERBS = (
+    "init", "quickstart", "serve", "run", "train", "eval", "compare", "diagnose", "costs", "tasks", "inspect", "export",
+)  # fmt: skip
 """Order of `leyden --help`: the order in which a newcomer meets them."""
 
 app = typer.Typer(

@@ -27,6 +27,7 @@ from leyden.base.config import Config, PolicyConfig, dump
 from leyden.base.errors import ConfigError, Interrupted, LearningError, TaskError
 from leyden.base.records import PolicyVersion, Task
 from leyden.base.tasks import Demo, check_splits, load_demos, load_tasks
+from leyden.cli.holdouts import refuse_leaks
 from leyden.cli.processes import Child
 from leyden.loop import House, Progress, sft_steps
 from leyden.store import ledger, open_store, queue
@@ -66,6 +67,7 @@ def tasks_of(config: Config) -> tuple[list[Task], list[Task], list[Task], list[D
         if a and b:
             check_splits(a, b)
     demos = load_demos(config.resolve(config.tasks.demos)) if config.tasks.demos else []
+    refuse_leaks(config, [*train, *val], held, demos)
     if config.sft and not demos:
         raise ConfigError("[sft] needs demonstrations; set tasks.demos, or remove the section")
     if config.eval.max_tasks:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from leyden.base.config import Config
+from leyden.base.leaks import Guard
 from leyden.gateway.address import Address
 from leyden.gateway.auth import Keys, KnownAttempt
 from leyden.gateway.client import Client
@@ -43,6 +44,8 @@ class Gateway:
     """Calls without an attempt."""
     flights: set[Flight] = field(default_factory=set)
     """Every call between its arrival and its record."""
+    guard: Guard = field(default_factory=lambda: Guard([]))
+    """Knows the tasks that no rollout may train on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from sqlalchemy import Connection, select
 
 from leyden.base.config import Config
 from leyden.base.errors import Conflict, HarnessError, NotFound, RecordError, VerifierError
-from leyden.base.records import Attempt, Outcome, Reward, Rollout, RolloutState, Span, Trace, new_id
+from leyden.base.records import VERIFICATION_SPAN, Attempt, Outcome, Reward, Rollout, RolloutState, Span, Trace, new_id
 from leyden.rewards.components import Total
 from leyden.rewards.verifiers import Verifier
 from leyden.runner.base import Finished, Launcher, LaunchSpec
@@ -245,7 +245,9 @@ class AttemptRunner:
         try:
             verified = None
             if self._verifier is not None:
+                begun_at = time.time()
                 verified = await self._verifier.verify(trace.rollout.task, trace, folder)
+                await self._record_verification(trace.attempt, begun_at)
             now = time.time()
             rewards = [Reward(name=n, value=v, created_at=now) for n, v in (verified or {}).items()]
             components.update(verified or {})
@@ -263,6 +265,14 @@ class AttemptRunner:
             why = "the verifier gave none and nobody posted one"
         detail = f"{ending.detail}; there is no reward: {why}"
         return _Result(replace(ending, detail=detail, diagnosis="no_reward"), finished)
+
+    async def _record_verification(self, attempt: Attempt, begun_at: float) -> None:
+        """How long the verifier took, as a span: it is part of what a rollout costs."""
+        span = Span(
+            id=new_id("span"), rollout_id=attempt.rollout_id, attempt_id=attempt.id, name=VERIFICATION_SPAN,
+            started_at=begun_at, ended_at=time.time(),
+        )  # fmt: skip
+        await asyncio.wrap_future(self._recorder.span(span))
 
     async def _record(self, slot: Slot, result: _Result) -> None:
         assert slot.attempt is not None

@@ -261,4 +261,5 @@ def _call(
         started_at=row.started_at,
         latency_ms=0.0 if end is None else end.latency_ms,
         retry_count=0 if end is None else end.retry_count,
+        usage={} if end is None else json.loads(end.usage),
     )

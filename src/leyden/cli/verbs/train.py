@@ -1,18 +1,23 @@
 """`leyden train`: the whole loop on this machine."""
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import typer
 
 from leyden.base.config import Config, load
 from leyden.base.errors import ConfigError
+from leyden.base.tasks import fingerprint
 from leyden.cli import wiring
 from leyden.cli.finish import finish
+from leyden.cli.holdouts import plan_of
 from leyden.cli.progress import JsonProgress, TextProgress
 from leyden.cli.trackers import MetricsWriter
 from leyden.cli.verbs.options import DEFAULT_CONFIG, ConfigOption, JsonOption, SetOption, read_config
-from leyden.loop import Improvement, improve
+from leyden.loop import House, Improvement, improve
+from leyden.release import holdout
+from leyden.store import ledger
 
 HELP = "Improve a policy: evaluate, imitate demonstrations, reinforce, evaluate again, judge, report."
 
@@ -26,19 +31,35 @@ def command(
     json_output: JsonOption = False,
 ) -> None:
     """Print progress, the verdict and the path of the report."""
-    settings = resumed_config(resume) if resume else read_config(config, override)
-    if resume and override:
-        raise ConfigError("--resume goes on with the configuration of the run; --set cannot change it")
+    settings = resumed_config(resume, override or []) if resume else read_config(config, override)
     progress = JsonProgress() if json_output else TextProgress()
     train(settings, progress, resume=resume)
 
 
-def resumed_config(folder: Path) -> Config:
-    """The configuration that a run was started with. Raises ConfigError when the folder is no run."""
+def say_plan(house: House) -> None:
+    """Say before the run what its holdout can show."""
+    if not house.holdout_tasks:
+        return
+    tasks = house.holdout_tasks
+    seen = house.store.read(lambda c: ledger.evaluations(c, fingerprint=fingerprint(tasks)))
+    found = plan_of(house.config, len(tasks), holdout.look_of(seen, house.run_id))
+    for line in found.sentences()[:2] if found else ("The planned looks at this holdout are used up (eval.looks).",):
+        house.progress.say(f"Holdout: {line}")
+
+
+def resumed_config(folder: Path, overrides: Sequence[str] = ()) -> Config:
+    """The configuration that a run was started with; only its budget may be changed.
+
+    Raises ConfigError when the folder is no run, or for another override.
+    """
+    if foreign := [one for one in overrides if not one.strip().startswith("budget.")]:
+        raise ConfigError(
+            f"--resume goes on with the configuration of the run; --set can change its budget only, not {foreign[0]!r}"
+        )
     path = folder / "config.json"
     if not path.exists():
         raise ConfigError(f"{folder} is not the folder of a run: it has no config.json")
-    return load(path)
+    return load(path, overrides)
 
 
 def train(
@@ -52,6 +73,7 @@ def train(
     wiring.raise_open_files()
     with wiring.open_house(settings, progress, resume=resume.resolve() if resume else None, stop=stop) as house:
         progress.say(f"Run {house.run_id}: everything about it is in {house.folder}")
+        say_plan(house)
         writer = MetricsWriter(house.folder)
         progress.sink = writer.write
         try:
