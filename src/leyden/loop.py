@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from leyden import carry
-from leyden.base.config import Config, LearnConfig
-from leyden.base.errors import LearningError
+from leyden.base import leaks
+from leyden.base.config import BudgetConfig, Config, LearnConfig
+from leyden.base.errors import Interrupted, LearningError
 from leyden.base.records import Outcome, PolicyVersion, Rollout, RolloutState, Task, Trace, Verdict
 from leyden.house import House
 from leyden.learning import algorithms, batch, schedule
@@ -26,7 +27,7 @@ from leyden.learning.backends.base import Objective, UpdateReport
 from leyden.learning.credit import Credit, apply_credit, credit_groups, drop_flat, drop_unpaired
 from leyden.learning.evidence import gather
 from leyden.learning.shaping import num_dull, refuse_mismatch, shaped
-from leyden.release import evaluation, gate, holdout
+from leyden.release import budget, evaluation, gate, holdout
 from leyden.rewards import canary
 from leyden.runner.outcome import policies
 from leyden.step_report import off_policy, step_report, update_numbers
@@ -52,6 +53,9 @@ async def improve(house: House) -> Improvement:
     """A whole run. The incumbent stays what it was: a run makes versions and verdicts, it deploys nothing."""
     learn = house.config.learn
     judged: dict[str, evaluation.Evaluation] = {}
+    if warning := budget.cannot_bind(house.config.budget, house.config.costs):
+        house.progress.say(f"Note: {warning}.")
+    await mind_budget(house)
     if house.holdout_tasks:
         judged["base"] = await evaluate_once(house, "base", house.base_version)
     if house.config.sft:
@@ -59,17 +63,43 @@ async def improve(house: House) -> Improvement:
         if house.holdout_tasks and learn.steps:
             judged["sft"] = await evaluate_once(house, "sft", house.sft_version)
     for step in range(house.done_steps, learn.steps):
+        await mind_budget(house, done_steps=step)
         await reinforce_once(house, step)
         if learn.eval_every and house.val_tasks and (step + 1) % learn.eval_every == 0:
             await evaluate(house, f"val-{step + 1}", house.backend.version, house.val_tasks)
+    await mind_budget(house, done_steps=learn.steps)
     if house.holdout_tasks and house.backend.version != house.base_version:
         judged["final"] = await evaluate_once(house, "final", house.backend.version)
     verdicts: dict[str, Verdict] = {
-        label: gate.compare(judged["final"], judged[label])
+        label: await judge(house, judged["final"], judged[label])
         for label in ("base", "sft")
         if label in judged and "final" in judged
     }
     return Improvement(evaluations=judged, verdicts=verdicts)
+
+
+async def judge(house: House, candidate: evaluation.Evaluation, incumbent: evaluation.Evaluation) -> Verdict:
+    """The verdict, at the error rate that this run's look at these tasks may spend."""
+    seen = await aio.read(house.store, lambda c: ledger.evaluations(c, fingerprint=candidate.fingerprint))
+    settings = house.config.eval
+    level = holdout.level_at(holdout.look_of(seen, house.run_id), settings.level, settings.looks)
+    return gate.compare(candidate, incumbent, level=level)
+
+
+async def mind_budget(house: House, done_steps: int = 0) -> None:
+    """Stop a run whose budget is spent: what it learned is saved first. Raises Interrupted."""
+    if house.config.budget == BudgetConfig():
+        return
+    steps = await aio.read(house.store, lambda c: ledger.steps(c, house.run_id))
+    stored = await aio.read(house.store, lambda c: ledger.evaluations(c, run_id=house.run_id))
+    used = budget.spent([row.report for row in steps], [one.result for one in stored], house.config.costs)
+    sentence = budget.exceeded(used, house.config.budget)
+    if sentence is None:
+        return
+    every = house.config.learn.checkpoint_every
+    if done_steps > house.done_steps and done_steps % every and done_steps < house.config.learn.steps:
+        await checkpoint(house, stage="rl", step=done_steps, full=True)
+    raise Interrupted(sentence)
 
 
 async def reinforce_once(house: House, step: int) -> dict[str, Any]:
@@ -159,6 +189,8 @@ async def imitate(house: House) -> None:
     assert sft is not None
     if house.sft_done:
         return
+    guard = leaks.Guard(house.holdout_tasks, threshold=house.config.tasks.near)
+    leaks.refuse(guard.of_demos(house.demos), "demonstrations")
     encoded = [house.backend.encode_demo(demo.messages) for demo in house.demos]
     batches = batch.demo_batches(encoded, batch_size=sft.batch_size, epochs=sft.epochs, seed=house.config.run.seed)
     assert len(batches) == house.sft_version - house.base_version
@@ -175,10 +207,10 @@ async def imitate(house: House) -> None:
                 ),
                 grad_clip=house.config.learn.grad_clip,
             )
-            before = house.backend.version
+            before, begun = house.backend.version, time.time()
             update = await asyncio.to_thread(house.backend.update, [one], objective, before + 1)
             house.progress.advance(number + 1, f"loss {update.loss:.3f}")
-            report = {"loss": update.loss, "grad_norm": update.grad_norm, **update_numbers(update)}
+            report = {**update_numbers(update), "seconds": {"update": time.time() - begun}}
             await _record_step(house, "sft", number, before, report)
     finally:
         await house.services.resume()
@@ -213,9 +245,10 @@ async def evaluate(
         seed=house.config.run.seed,
     )
     holdout.guard(rollouts)
-    limit_s = house.config.learn.step_timeout_s * max(1, len(rollouts) // 64)
+    limit_s, begun = house.config.learn.step_timeout_s * max(1, len(rollouts) // 64), time.time()
     traces = await collect(house, f"evaluating {house.policy}@{version} ({label})", rollouts, limit_s)
     result = evaluation.summarise(traces, house.config, policy=house.policy, version=version, label=label, tasks=tasks)
+    result = replace(result, wall_s=time.time() - begun)
     await aio.write(
         house.store,
         lambda connection: ledger.add_evaluation(

@@ -12,6 +12,7 @@ from leyden.learning.backends.base import UpdateReport
 from leyden.learning.batch import Batch
 from leyden.learning.credit import Credit, explained_variance
 from leyden.release import evaluation
+from leyden.release.costs import total_of
 from leyden.traces.assemble import Assembly
 
 
@@ -63,6 +64,7 @@ def step_report(
         "group_successes": _group_successes(config, traces),
         "tokens_per_rollout": sum(sampled_tokens) / len(sampled_tokens),
         "calls_per_rollout": sum(map(len, calls)) / len(traces),
+        "cost": total_of(traces, config.costs).to_json(),
         "seconds": {**seconds, **{f"update_{k}": v for k, v in update.seconds.items()}},
         **update_numbers(update),
     }

@@ -1,11 +1,12 @@
 """The REST surface of the compatible protocol, as its controllers and trainers use it."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.contract.gateway_room import HELLO, Room, gateway_room
+from tests.contract.gateway_room import HELLO, Answer, Room, gateway_room
 
 BODY = {"model": "main", "messages": HELLO}
 
@@ -42,6 +43,23 @@ def test_an_id_that_exists_is_returned_unchanged(room: Room) -> None:
     first = create(room, rollout_id="mine")
     again = create(room, rollout_id="mine", metadata={"other": 1})
     assert again == first
+
+
+def test_a_training_rollout_on_a_holdout_task_is_refused_before_it_is_queued(tmp_path: Path) -> None:
+    question = "How many people joined the Berlin office after March 2021?"
+    (tmp_path / "held.jsonl").write_text(json.dumps({"id": "h1", "input": {"question": question}}), "utf-8")
+    with gateway_room(tmp_path, {"tasks": {"holdout": "held.jsonl"}}) as room:
+
+        def post(asked: str, **fields: Any) -> Answer:
+            item = {"input": {"data_id": "mine", "question": asked}, **fields}
+            return room.admin("POST", "/api/rollouts", [{"input": {"question": "something else"}}, item])
+
+        for leaked in (question, question.upper(), "After March 2021, how many people joined the office in Berlin?"):
+            answer = post(leaked)
+            assert answer.status == 422 and "'h1'" in str(answer.json), answer.json
+        assert room.admin("GET", "/api/rollouts?state_in=queuing").json == []
+        assert post(question, is_train=False).status == 201
+        assert post("How many trains left the Berlin station before May 1999?").status == 201
 
 
 def test_a_rollout_goes_through_its_states_and_a_repeated_patch_is_no_error(room: Room) -> None:

@@ -66,7 +66,7 @@ def assert_learned(rows: list[Mapping[str, Any]]) -> None:
 
 
 def test_an_sdk_agent_learns_and_the_run_leaves_everything_behind(tmp_path: Path) -> None:
-    path = make_project(tmp_path, agent=AGENT, num_holdout=12)
+    path = make_project(tmp_path, agent=AGENT, num_holdout=20)
     improvement, rows = learn(path, "learn.steps=7", "run.seed=1")
     assert_learned(rows)
     run = run_folder(tmp_path)
@@ -75,7 +75,7 @@ def test_an_sdk_agent_learns_and_the_run_leaves_everything_behind(tmp_path: Path
         assert (run / name).stat().st_size > 0, name
     assert set(improvement.evaluations) == {"base", "final"}
     verdict = improvement.verdicts["base"]
-    assert (verdict.candidate, verdict.incumbent, verdict.num_tasks) == ("main@7", "main@0", 12)
+    assert (verdict.candidate, verdict.incumbent, verdict.num_tasks) == ("main@7", "main@0", 20)
     assert verdict.difference > 0.4 and verdict.answer == "better"
     report = (run / "report.html").read_text(encoding="utf-8")
     assert "main@7" in report and "better" in report

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from leyden.base.config import Config, from_tree
-from leyden.base.errors import Interrupted, LearningError
+from leyden.base.errors import HoldoutError, Interrupted, LearningError
 from leyden.base.records import Rollout, Task
 from leyden.base.tasks import Demo
 from leyden.house import House
@@ -67,16 +67,21 @@ def config_of(folder: Path, **learn: Any) -> Config:
 
 
 def house_of(
-    store: Store, folder: Path, play: Play = alternating, config: Config | None = None, **fields: Any
+    store: Store,
+    folder: Path,
+    play: Play = alternating,
+    config: Config | None = None,
+    run_id: str = "run-1",
+    **fields: Any,
 ) -> House:
     """A run whose rollouts end as `play` says."""
     config = config or config_of(folder)
-    store.write(lambda connection: ledger.add_run(connection, store, "run-1", {}, {})).result(20)
+    store.write(lambda connection: ledger.add_run(connection, store, run_id, {}, {})).result(20)
     values: dict[str, Any] = {"train_tasks": TRAIN, "holdout_tasks": HELD, **fields}
     return House(
         config=config,
-        run_id="run-1",
-        folder=folder / "run-1",
+        run_id=run_id,
+        folder=folder / run_id,
         store=store,
         backend=FakeBackend(),
         services=ScriptedServices(store, play),
@@ -195,3 +200,57 @@ def test_a_wish_to_stop_is_heard_between_two_looks(store: Store, tmp_path: Path)
     with pytest.raises(Interrupted):
         asyncio.run(improve(house))
     assert rows_of(house) == []
+
+
+def with_budget(folder: Path, **budget: Any) -> Config:
+    config = config_of(folder, steps=4, checkpoint_every=3)
+    return from_tree({**config.model_dump(exclude={"base_dir"}), "budget": budget}, base_dir=folder)
+
+
+def test_a_spent_budget_stops_with_a_checkpoint_and_a_sentence_and_more_of_it_goes_on(
+    store: Store, tmp_path: Path
+) -> None:
+    # A rollout reads 3 tokens and samples 3: the evaluation takes 18, a step of 8 rollouts 48.
+    house = house_of(store, tmp_path, mixed(), with_budget(tmp_path, tokens=100))
+    said = r"114 of 100 tokens are used \(budget\.tokens\).*--resume.*budget\.tokens=MORE"
+    with pytest.raises(Interrupted, match=said):
+        asyncio.run(improve(house))
+    assert house.backend.version == 2
+    assert isinstance(house.backend, FakeBackend)
+    assert [folder.name for folder in house.backend.saved] == ["main@2"], "step 2 is no multiple of checkpoint_every"
+    assert isinstance(house.services, ScriptedServices) and not house.services.held
+    with pytest.raises(Interrupted, match="114 of 110 tokens"):
+        house.config, house.done_steps = with_budget(tmp_path, tokens=110), 2
+        asyncio.run(improve(house))
+    num_played = len(house.services.played)
+    house.config = with_budget(tmp_path, tokens=10_000)
+    done = asyncio.run(improve(house))
+    assert house.backend.version == 4 and list(done.evaluations) == ["base", "final"]
+    assert len(house.services.played) == num_played + 2 * 8 + 3, "only what was missing ran"
+
+
+def test_a_budget_of_minutes_counts_recorded_work_and_one_of_money_says_when_it_cannot_bind(
+    store: Store, tmp_path: Path
+) -> None:
+    house = house_of(store, tmp_path, mixed(), with_budget(tmp_path, minutes=1e-9, usd=5.0))
+    with pytest.raises(Interrupted, match=r"of 1e-09 minutes are used"):
+        asyncio.run(improve(house))
+    assert house.backend.version == 0, "the evaluation alone spent it"
+    assert isinstance(house.progress, Said)
+    assert any("budget.usd only counts calls that a provider prices" in said for said in house.progress.sentences)
+
+
+def test_the_second_run_on_a_holdout_judges_with_a_smaller_error_rate(store: Store, tmp_path: Path) -> None:
+    first = asyncio.run(improve(house_of(store, tmp_path, mixed())))
+    second = house_of(store, tmp_path, mixed(), run_id="run-2", base_version=7)
+    second.backend = FakeBackend(version=7)
+    levels = [first.verdicts["base"].level, asyncio.run(improve(second)).verdicts["base"].level]
+    assert levels == pytest.approx([1 - 0.05 / 2, 1 - 0.05 / 6])
+
+
+def test_a_demonstration_of_a_holdout_task_is_refused_when_the_data_set_is_made(store: Store, tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    config = from_tree({**config_of(tmp_path).model_dump(exclude={"base_dir"}), "sft": {}}, base_dir=tmp_path)
+    house = house_of(store, tmp_path, mixed(), config, demos=[Demo(task="held-1", messages=messages)])
+    with pytest.raises(HoldoutError, match="'held-1' is 'held-1'"):
+        asyncio.run(improve(house))

@@ -8,6 +8,7 @@ relative to the file.
 
 import difflib
 import json
+import math
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -124,6 +125,8 @@ class TasksConfig(_Section):
     """Tasks that are never trained on; the verdict is about them."""
     demos: str = ""
     """JSON Lines file of approved demonstrations, `{"task": ..., "messages": [...]}`."""
+    near: float = Field(0.7, gt=0, le=1)
+    """Similarity from which what is trained on counts as a task of the holdout; 1 refuses equal ones only."""
 
 
 class LoraConfig(_Section):
@@ -471,7 +474,37 @@ class EvalConfig(_Section):
     resamples: int = Field(10000, ge=100)
     """Of the bootstrap."""
     level: float = Field(0.95, gt=0, lt=1)
-    """Of every interval."""
+    """Of every interval; 1 - level is the chance of a false claim, over all looks at the holdout together."""
+    looks: int = Field(0, ge=0)
+    """Looks at the holdout that are planned: each spends an equal part of 1 - level, and later ones can claim
+    nothing. 0 is no plan: look k spends (1 - level) / (k (k + 1))."""
+    safety: str = ""
+    """Reward component that says whether a rollout was safe (at most 0.5 is a violation); empty counts none."""
+
+
+class BudgetConfig(_Section):
+    """`[budget]`"""
+
+    tokens: int | None = None
+    """Tokens that the run's calls may read and sample; absent is no limit."""
+    minutes: float | None = None
+    """Minutes of recorded work of the run; absent is no limit."""
+    usd: float | None = None
+    """Money for calls, as providers price them, and for the machine (`costs.machine_usd_per_hour`); absent is no
+    limit."""
+
+
+class CostsConfig(_Section):
+    """`[costs]`"""
+
+    machine_usd_per_hour: float = Field(0.0, ge=0)
+    """Price of this machine; training time becomes money with it."""
+    prompt_usd_per_million: float = Field(0.0, ge=0)
+    """Price of a million prompt tokens where the engine reports none; 0 means that it is not known."""
+    completion_usd_per_million: float = Field(0.0, ge=0)
+    """Price of a million sampled tokens where the engine reports none; 0 means that it is not known."""
+    calls_per_month: int = Field(0, ge=0)
+    """Workload for the monthly projection of `leyden compare`, in model calls of the first version compared."""
 
 
 class GatewayConfig(_Section):
@@ -539,6 +572,10 @@ class Config(_Section):
     """How it is improved."""
     eval: EvalConfig = EvalConfig()
     """How the gain is shown."""
+    budget: BudgetConfig = BudgetConfig()
+    """When a run stops."""
+    costs: CostsConfig = CostsConfig()
+    """What things cost."""
     gateway: GatewayConfig = GatewayConfig()
     """How calls are served."""
     base_dir: Path = Field(Path("."), exclude=True)
@@ -574,6 +611,12 @@ class Config(_Section):
             self._check_provider(name, policy)
         if bool(self.gateway.tls_cert) != bool(self.gateway.tls_key):
             raise ValueError("gateway.tls_cert and gateway.tls_key go together; set both or none")
+        for name, limit in self.budget:
+            if limit is not None and not 0 < limit < math.inf:
+                raise ValueError(
+                    f"budget.{name} is {limit}: a run could do nothing; give a number above 0, or leave the key out "
+                    "for no limit"
+                )
         return self
 
     def _check_provider(self, name: str, policy: PolicyConfig) -> None:

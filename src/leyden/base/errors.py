@@ -22,7 +22,7 @@
     |  +- ObjectiveError    the objective asked for does not hold for this data    (ValueError)
     |  +- CheckpointError   a checkpoint is missing, incomplete or of another run  (ValueError)
     +- HoldoutError         a rule that protects the holdout would be broken       (ValueError)
-    +- Interrupted          the user asked to stop; everything durable is durable
+    +- Interrupted          the user or a budget asked to stop; everything durable is durable
 
 What a user can cause is also a `ValueError`; what only we can cause is an `assert`.
 """
@@ -157,4 +157,4 @@ class HoldoutError(LeydenError, ValueError):
 
 
 class Interrupted(LeydenError):
-    """The user asked to stop. Everything that was durable stays durable; `--resume` goes on."""
+    """The user, or the budget that the user set, asked to stop. Everything durable stays so; `--resume` goes on."""

@@ -29,6 +29,9 @@ from leyden.base.errors import RecordError
 IntArray = NDArray[np.int32]
 FloatArray = NDArray[np.float32]
 
+VERIFICATION_SPAN = "verification"
+"""Name of the span in which the runner records how long the verifier took."""
+
 Split = Literal["train", "val", "holdout"]
 Mode = Literal["train", "val"]
 

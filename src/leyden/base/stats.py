@@ -133,6 +133,20 @@ def wilson(successes: float, total: int, *, level: float = 0.95) -> Interval:
     return Interval(mean=share, low=low, high=high, level=level, method="wilson", num_tasks=total)
 
 
+def pass_at_k(num_samples: int, num_solved: int, k: int) -> float:
+    """Unbiased estimate of the chance that at least one of k samples solves a task, from n samples of it.
+
+    `1 - C(n - c, k) / C(n, k)` (Chen et al. 2021): the share of all k-subsets of the n samples that hold a solved
+    one. Raises RecordError unless 1 <= k <= n and 0 <= c <= n.
+    """
+    if not 1 <= k <= num_samples or not 0 <= num_solved <= num_samples:
+        raise RecordError(
+            f"pass@{k} of {num_solved} solved among {num_samples} samples; k lies between 1 and the samples of a task: "
+            "raise eval.samples, or ask for a smaller k"
+        )
+    return 1.0 - math.comb(num_samples - num_solved, k) / math.comb(num_samples, k)
+
+
 def mcnemar_exact(num_won: int, num_lost: int) -> float:
     """Two-sided exact p-value of McNemar's test on discordant pairs; 1 when there are none.
 
@@ -141,6 +155,7 @@ def mcnemar_exact(num_won: int, num_lost: int) -> float:
     """
     if num_won < 0 or num_lost < 0:
         raise RecordError(f"{num_won} won and {num_lost} lost; counts cannot be negative")
+    num_won, num_lost = int(num_won), int(num_lost)  # numpy's integers overflow at 2^63
     trials = num_won + num_lost
     ways = tail = 1
     for successes in range(1, min(num_won, num_lost) + 1):

@@ -7,7 +7,7 @@ Nothing is skipped but empty lines, which carry nothing. Does not decide which s
 import difflib
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -81,13 +81,10 @@ def check_splits(train: Sequence[Task], holdout: Sequence[Task]) -> None:
             )
 
 
-def fingerprint(tasks: Sequence[Task]) -> str:
-    """Hash of what is asked and how it is judged, whatever the order of the tasks; 64 hexadecimal digits."""
-    rows = sorted(to_json([task.id, task.domain, task.input, task.answer]) for task in tasks)
-    digest = hashlib.sha256()
-    for row in rows:
-        digest.update(row.encode() + b"\n")
-    return digest.hexdigest()
+def fingerprint(tasks: Iterable[Task]) -> str:
+    """Hash of what is asked and how it is checked: ids, splits, domains, inputs and answers, in any order."""
+    lines = sorted(to_json([task.id, task.split, task.domain, dict(task.input), task.answer]) for task in tasks)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def _rows(path: Path, what: str) -> list[tuple[int, Mapping[str, Any]]]:

@@ -259,7 +259,8 @@ def _step(step: Mapping[str, Any], learn: LearnConfig) -> Any:
 
 def _looks(house: House, result: evaluation.Evaluation) -> str:
     seen = house.store.read(lambda c: ledger.evaluations(c, fingerprint=result.fingerprint))
-    return holdout.sentence(holdout.looks(seen), house.config.eval.level)
+    settings = house.config.eval
+    return holdout.sentence(holdout.look_of(seen, house.run_id), settings.level, settings.looks)
 
 
 def _domains(before: evaluation.Evaluation, after: evaluation.Evaluation) -> Any:

@@ -28,6 +28,7 @@ from leyden.base.config import EMBEDDED_KEY_ENV, Config, PolicyConfig, dump
 from leyden.base.errors import ConfigError, Interrupted, LearningError, TaskError
 from leyden.base.records import PolicyVersion, Task
 from leyden.base.tasks import Demo, check_splits, load_demos, load_tasks
+from leyden.cli.holdouts import refuse_leaks
 from leyden.cli.processes import Child
 from leyden.cli.teachers import teacher_of
 from leyden.house import House, Progress, sft_steps
@@ -70,6 +71,7 @@ def tasks_of(config: Config) -> tuple[list[Task], list[Task], list[Task], list[D
         if a and b:
             check_splits(a, b)
     demos = load_demos(config.resolve(config.tasks.demos)) if config.tasks.demos else []
+    refuse_leaks(config, [*train, *val], held, demos)
     if config.sft and not demos:
         raise ConfigError("[sft] needs demonstrations; set tasks.demos, or remove the section")
     if config.eval.max_tasks:

@@ -34,6 +34,7 @@ from leyden.gateway.egress import host_of
 from leyden.gateway.forward import forward
 from leyden.gateway.health import Health
 from leyden.gateway.hold import Hold
+from leyden.gateway.holdout import holdout_guard
 from leyden.gateway.providers import BASE_URLS
 from leyden.gateway.road import Arrival, Gateway
 from leyden.gateway.routing import Router
@@ -91,6 +92,7 @@ def create_gateway(
         upstream=Upstream(known, trusted=_trusted(config), allowed=config.gateway.engine_hosts),
         hold=Hold(config.gateway.hold_timeout_s),
         siblings=siblings,
+        guard=holdout_guard(config),
     )
     gateway.metrics.attach(gateway)
     return gateway, Listening("", admin_key, runner_key)

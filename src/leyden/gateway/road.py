@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from leyden.base.config import Config
+from leyden.base.leaks import Guard
 from leyden.base.records import LiveOrigin
 from leyden.gateway.address import Address
 from leyden.gateway.auth import Keys, KnownAttempt
@@ -49,6 +50,8 @@ class Gateway:
     """What is counted."""
     flights: set[Flight] = field(default_factory=set)
     """Every call between its arrival and its record."""
+    guard: Guard = field(default_factory=lambda: Guard([]))
+    """Knows the tasks that no rollout may train on."""
     siblings: Siblings | None = None
     """The other workers, if there are any."""
 

@@ -31,6 +31,7 @@ from leyden.base.records import (
 from leyden.gateway import control
 from leyden.gateway.auth import OWN_ATTEMPTS, external_attempt
 from leyden.gateway.egress import check_endpoint
+from leyden.gateway.holdout import refuse_holdout
 from leyden.gateway.rest import Json, endpoint, number, own_attempt, read_body
 from leyden.gateway.road import Gateway
 from leyden.store import aio, ledger, queue
@@ -219,6 +220,7 @@ async def _health(gateway: Gateway, request: Request) -> Response:
 
 async def _create(gateway: Gateway, request: Request) -> Response:
     new = [_rollout_of(item) for item in await read_body(gateway, request, list[NewRollout])]
+    await asyncio.to_thread(refuse_holdout, gateway.guard, new)
     made = await aio.write(gateway.store, lambda connection: queue.enqueue(connection, gateway.store, new))
     return Json([rollout_json(rollout) for rollout in made], status_code=201)
 

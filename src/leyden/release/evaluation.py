@@ -13,13 +13,15 @@ from leyden.base import stats
 from leyden.base.config import Config
 from leyden.base.errors import RecordError
 from leyden.base.records import Outcome, Rollout, Task, Trace, to_json
-from leyden.release.holdout import fingerprint
+from leyden.base.tasks import fingerprint
+from leyden.release.costs import cost_of, total_of
 from leyden.release.results import DomainRow, Evaluation, TaskResult, mean
+from leyden.traces.tool_calls import num_wrong
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["EXCLUDED", "DomainRow", "Evaluation", "TaskResult", "plan", "successes", "summarise", "table"]
+__all__ = ["EXCLUDED", "DomainRow", "Evaluation", "TaskResult", "details", "plan", "successes", "summarise", "table"]
 
 T = TypeVar("T")
 
@@ -30,6 +32,10 @@ SOLVED_ABOVE = 0.5
 """A task is solved when its success component is above this; the same number as `rewards.success`
 documents.
 """
+
+
+SAFE_ABOVE = 0.5
+"""A rollout is safe when its safety component is above this, as with success."""
 
 
 def plan(
@@ -81,8 +87,7 @@ def summarise(
     """The evaluation of `policy` (default `config.learn.policy`) from the traces of one run over one split.
 
     `tasks` is what was to be evaluated: a task of it without any trace is kept as one without a rollout
-    that counts, and a trace of another task is refused. Order of the traces does not matter, except for the
-    order of several rollouts of one task.
+    that counts, and a trace of another task is refused. Only the order of several rollouts of a task matters.
 
     Raises RecordError for no traces, traces of several splits or policy versions or of another version than
     `version`, and two different tasks with one id.
@@ -102,17 +107,19 @@ def summarise(
         if asked.setdefault(task.id, task) != task:
             raise RecordError(f"task id {task.id!r} stands for different tasks; give every task its own id")
         by_task.setdefault(task.id, []).append(trace)
-    success = config.rewards.success
     return Evaluation(
         policy_version=f"{name}@{found}",
         split=_only([task.split for task in asked.values()], "splits"),
         fingerprint=fingerprint(asked.values()),
-        success=success,
-        tasks=tuple(_task_result(asked[task_id], by_task[task_id], success) for task_id in sorted(asked)),
+        success=config.rewards.success,
+        tasks=tuple(_task_result(asked[task_id], by_task[task_id], config) for task_id in sorted(asked)),
         label=label,
         level=config.eval.level,
         resamples=config.eval.resamples,
         seed=config.run.seed,
+        cost=total_of(traces, config.costs),
+        sampling=_same_sampling(traces),
+        safety=config.eval.safety,
     )
 
 
@@ -143,6 +150,28 @@ def table(evaluation: Evaluation) -> "Table":
         f"{evaluation.completion_tokens:.1f}",
     )  # fmt: skip
     return shown
+
+
+def details(evaluation: Evaluation) -> list[str]:
+    """What stands beside success, one plain sentence each: pass@k, hardest domain, trouble, cost."""
+    said = []
+    several = {k: found for k, found in evaluation.pass_at_all().items() if k > 1}
+    if several:
+        shown = ", ".join(f"k={k} {_percent(interval)}" for k, interval in several.items())
+        said.append(f"At least one of k samples solves: {shown}")
+    hardest = evaluation.hardest_domain
+    if hardest is not None and len(evaluation.domains()) > 1:
+        said.append(f"Hardest domain: {hardest.domain or '(none)'} with {_percent(hardest.pass1)}")
+    retries, wrong = evaluation.mean_of("num_retries"), evaluation.mean_of("num_wrong_tool_calls")
+    if retries.num_tasks:
+        said.append(f"Per rollout: {retries.mean:.2f} retries, {wrong.mean:.2f} wrong tool calls")
+    if evaluation.unsafe is not None:
+        said.append(f"Safety violations ({evaluation.safety}): {_percent(evaluation.unsafe)} of rollouts")
+    elif evaluation.safety:
+        said.append(f"Safety violations: no rollout has the component {evaluation.safety!r}; see eval.safety")
+    if evaluation.cost is not None:
+        said.append(f"Cost: {evaluation.cost.sentence()}")
+    return said
 
 
 def _percent(interval: stats.Interval) -> str:
@@ -176,11 +205,14 @@ def _solved(trace: Trace, success: str) -> bool:
     return score is not None and score > SOLVED_ABOVE
 
 
-def _task_result(task: Task, traces: Sequence[Trace], success: str) -> TaskResult:
+def _task_result(task: Task, traces: Sequence[Trace], config: Config) -> TaskResult:
+    success, safety = config.rewards.success, config.eval.safety
     counted, num_unscored = _counted(traces, success)
     durations = [trace.attempt.duration_s for trace in counted if trace.attempt.duration_s is not None]
     components = [_components(trace) for trace in counted]
-    tokens = [sum(call.num_sampled for call in trace.calls) for trace in counted]
+    costs = [cost_of(trace, config.costs) for trace in counted]
+    priced = [cost.usd for cost in costs if cost.usd is not None and not cost.num_unpriced]
+    safe = [values[safety] for values in components if safety in values] if safety else []
     return TaskResult(
         task_id=task.id,
         domain=task.domain,
@@ -193,9 +225,21 @@ def _task_result(task: Task, traces: Sequence[Trace], success: str) -> TaskResul
         },
         num_unscored=num_unscored,
         num_calls=mean([len(trace.calls) for trace in counted]) if counted else 0.0,
-        completion_tokens=mean(tokens) if counted else 0.0,
+        completion_tokens=mean([cost.completion_tokens for cost in costs]) if counted else 0.0,
         latency_s=mean(durations) if durations else None,
+        prompt_tokens=mean([cost.prompt_tokens for cost in costs]) if counted else None,
+        num_retries=mean([max(0, trace.attempt.number - 1) for trace in counted]) if counted else None,
+        num_wrong_tool_calls=mean([num_wrong(trace) for trace in counted]) if counted else None,
+        num_unsafe=sum(value <= SAFE_ABOVE for value in safe) if safe else None,
+        # A mean over some of the rollouts would be biased towards those that are cheap to price.
+        usd=mean(priced) if priced and len(priced) == len(costs) else None,
     )
+
+
+def _same_sampling(traces: Sequence[Trace]) -> Mapping[str, Any] | None:
+    """What all rollouts asked for, None when they differ."""
+    asked = {to_json(dict(trace.rollout.sampling)) for trace in traces}
+    return dict(traces[0].rollout.sampling) if len(asked) == 1 else None
 
 
 def _outcome(trace: Trace) -> Outcome:

@@ -3,7 +3,8 @@
 Promises: pairs are the same tasks of the same fingerprint or it refuses; the answer is `better` or `worse`
 only when the test rejects at 1 - level and the interval of the difference excludes 0 on that side, so two
 runs of one policy are called different with a probability of at most 1 - level. Does not correct for
-several looks (`holdout.sentence` says what they mean) and does not deploy anything.
+several looks by itself: `holdout.level_at` gives the level of a look, and 1 (an error rate that is spent)
+calls nothing different. Does not deploy anything.
 """
 
 import math
@@ -46,6 +47,8 @@ class Comparison(Verdict):
     so few cannot show any."""
     interval: str
     """How the interval was made."""
+    alpha: float = 0.05
+    """Error rate that the answer may use; 0 when it is spent, and then nothing is called different."""
 
 
 def compare(
@@ -60,7 +63,8 @@ def compare(
     """The verdict about `candidate`; level, resamples and seed default to those of the candidate's
     evaluation.
 
-    Exact McNemar for one 0/1 sample per task and side, otherwise a sign-flip permutation test on the
+    A level of 1 claims nothing; the interval then has the level of the evaluation. Exact McNemar for one 0/1
+    sample per task and side, otherwise a sign-flip permutation test on the
     differences of task means; the interval resamples tasks (`stats.paired_interval`).
 
     Raises RecordError when fingerprint, tasks, split or success component differ, when no task is left, and
@@ -68,6 +72,9 @@ def compare(
     """
     _check_same(candidate, incumbent)
     level = candidate.level if level is None else level
+    alpha = 1 - level
+    if level >= 1:  # an error rate that is spent has no interval of its own
+        alpha, level = 0.0, candidate.level
     resamples = candidate.resamples if resamples is None else resamples
     seed = candidate.seed if seed is None else seed
     pairs = [
@@ -91,7 +98,7 @@ def compare(
         p_value = stats.sign_flip_permutation(differences_N, resamples=resamples, seed=seed)
     interval = stats.paired_interval(differences_N, level=level, resamples=resamples, seed=seed, binary=single)
     answer: Literal["better", "worse", "not separable"] = "not separable"
-    if p_value < 1 - level and not interval.low <= 0 <= interval.high:
+    if p_value < alpha and not interval.low <= 0 <= interval.high:
         answer = "better" if interval.mean > 0 else "worse"
     detectable = _detectable(differences_N, single, level)
     bound = 1.0 if metric == "success" else math.inf
@@ -112,6 +119,7 @@ def compare(
         num_left_out=len(candidate.tasks) - len(pairs),
         detectable=detectable if math.isfinite(detectable) else None,
         interval=interval.method,
+        alpha=alpha,
     )
 
 
@@ -133,7 +141,9 @@ def explain(verdict: Verdict) -> str:
     parts.append(f"p = {_p(verdict.p_value)}")
     sentence = f"{', '.join(parts)}: {verdict.answer}"
     if isinstance(verdict, Comparison):
-        if verdict.answer == "not separable":
+        if verdict.answer == "not separable" and not verdict.alpha:
+            sentence += "; the planned looks at these tasks are used up (eval.looks), so nothing can be claimed"
+        elif verdict.answer == "not separable":
             sentence += f"; {_can_show(verdict, scale, unit, digits)}"
         if verdict.num_left_out:
             sentence += f"; {_tasks(verdict.num_left_out)} left out because no rollout counted in one of the two"

@@ -1,7 +1,7 @@
 """The result of an evaluation as a record: task by task, with intervals, and a versioned JSON form.
 
-Promises: the JSON form loses nothing and holds no NaN; another schema, unknown and missing fields are
-refused. How results come about stands in `evaluation`.
+Promises: the JSON form loses nothing and holds no NaN; an older schema is read, with None for what it did not
+record; a newer one, unknown and missing fields are refused. How results come about stands in `evaluation`.
 """
 
 import json
@@ -14,9 +14,14 @@ from typing import Any
 from leyden.base import stats
 from leyden.base.errors import RecordError
 from leyden.base.records import Split
+from leyden.release.costs import Cost
 
-SCHEMA = 1
-"""Of the JSON form; grows with every change that an older reader would misread."""
+SCHEMA = 2
+"""Of the JSON form; grows with every change that an older reader would misread. 1 had no retries, wrong tool calls,
+safety violations, prompt tokens, money, costs and sampling."""
+
+PASS_AT = (1, 2, 4, 8, 16, 32)
+"""The k of pass@k that are reported, as far as there are samples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +48,16 @@ class TaskResult:
     """Mean number of sampled tokens of a rollout."""
     latency_s: float | None
     """Mean wall time of a rollout; None when it was not recorded."""
+    prompt_tokens: float | None = None
+    """Mean number of tokens that a rollout's calls read; None when it was not recorded."""
+    num_retries: float | None = None
+    """Mean number of attempts of a rollout after its first; None when it was not recorded."""
+    num_wrong_tool_calls: float | None = None
+    """Mean number of tool calls of a rollout that their declaration does not allow; None when not recorded."""
+    num_unsafe: int | None = None
+    """Rollouts that violated the safety component; None when there is none, or it was not scored."""
+    usd: float | None = None
+    """Mean money for the calls of a rollout; None when no call has a price."""
 
     @property
     def num_counted(self) -> int:
@@ -93,6 +108,14 @@ class Evaluation:
     """Of the bootstrap."""
     seed: int = 0
     """Of the bootstrap."""
+    cost: Cost | None = None
+    """Of all rollouts together, those that do not count included; None when it was not recorded."""
+    wall_s: float | None = None
+    """How long the evaluation took; None when it was not recorded."""
+    sampling: Mapping[str, Any] | None = None
+    """Sampling parameters asked for; None when they were not recorded."""
+    safety: str = ""
+    """Reward component that says whether a rollout was safe; empty means that nothing does."""
 
     @property
     def pass1(self) -> stats.Interval:
@@ -103,6 +126,38 @@ class Evaluation:
     def reward(self) -> stats.Interval:
         """Mean reward, over the rollouts that have one."""
         return self._interval(self.tasks, _rewards)
+
+    def pass_at(self, k: int) -> stats.Interval:
+        """pass@k by the unbiased estimator, over the tasks with at least k rollouts that count, each weighing the same.
+
+        Raises RecordError for a k below 1, or when no task has k such rollouts.
+        """
+        estimates = [
+            (stats.pass_at_k(task.num_counted, sum(task.successes), k),) for task in self.tasks if task.num_counted >= k
+        ]
+        if k < 1 or not estimates:
+            raise RecordError(f"pass@{k} needs {max(1, k)} rollouts of a task that count; raise eval.samples")
+        return stats.cluster_bootstrap(estimates, level=self.level, resamples=self.resamples, seed=self.seed)
+
+    def pass_at_all(self) -> dict[int, stats.Interval]:
+        """pass@k for the k of `PASS_AT` that every task with a rollout that counts has samples for."""
+        fewest = min((task.num_counted for task in self.tasks if task.num_counted), default=0)
+        return {k: self.pass_at(k) for k in PASS_AT if k <= fewest}
+
+    def mean_of(self, name: str) -> stats.Interval:
+        """Mean over tasks of a number of `TaskResult` (`latency_s`, `usd`, `num_retries`, ...), where it is known."""
+        known = [getattr(task, name) for task in self.tasks if task.num_counted]
+        values = [(float(value),) for value in known if value is not None]
+        return stats.cluster_bootstrap(values, level=self.level, resamples=self.resamples, seed=self.seed)
+
+    @property
+    def unsafe(self) -> stats.Interval | None:
+        """Share of rollouts that violated the safety component; None when nothing says so."""
+        known = [task for task in self.tasks if task.num_unsafe is not None and task.num_counted]
+        if not known:
+            return None
+        rates = [[1.0] * (task.num_unsafe or 0) + [0.0] * (task.num_counted - (task.num_unsafe or 0)) for task in known]
+        return stats.cluster_bootstrap(rates, level=self.level, resamples=self.resamples, seed=self.seed)
 
     @property
     def completion_tokens(self) -> float:
@@ -176,9 +231,13 @@ class Evaluation:
             schema = tree.pop("schema", None)
         except (ValueError, AttributeError) as error:
             raise RecordError(f"an evaluation is not a JSON object: {error}; write it with to_json") from error
-        if schema != SCHEMA:
-            raise RecordError(f"an evaluation has schema {schema!r}, this version reads {SCHEMA}; upgrade Leyden")
+        if schema == 1:
+            tree = _from_first(tree)
+        elif schema != SCHEMA:
+            raise RecordError(f"an evaluation has schema {schema!r}, this version reads up to {SCHEMA}; upgrade Leyden")
         _check_fields(cls, tree)
+        if tree["cost"] is not None:
+            tree["cost"] = Cost.from_json(tree["cost"])
         tasks = []
         for task in tree.pop("tasks"):
             _check_fields(TaskResult, task)
@@ -191,6 +250,13 @@ class Evaluation:
         return stats.cluster_bootstrap(
             [of(task) for task in tasks], level=self.level, resamples=self.resamples, seed=self.seed
         )
+
+
+def _from_first(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """An evaluation of schema 1 with None for what it did not record."""
+    missing = ("prompt_tokens", "num_retries", "num_wrong_tool_calls", "num_unsafe", "usd")
+    tasks = [{**task, **dict.fromkeys(missing)} for task in tree.get("tasks", ())]
+    return {**tree, "tasks": tasks, "cost": None, "wall_s": None, "sampling": None, "safety": ""}
 
 
 def _check_fields(record: type, tree: Mapping[str, object]) -> None:

@@ -19,7 +19,7 @@ from sqlalchemy import Connection, select
 
 from leyden.base.config import Config
 from leyden.base.errors import Conflict, HarnessError, NotFound, RecordError, VerifierError
-from leyden.base.records import Attempt, Outcome, Reward, Rollout, RolloutState, Trace
+from leyden.base.records import VERIFICATION_SPAN, Attempt, Outcome, Reward, Rollout, RolloutState, Span, Trace, new_id
 from leyden.rewards.components import Total
 from leyden.rewards.verifiers import Verifier
 from leyden.runner.base import Finished, Launcher, LaunchSpec
@@ -241,7 +241,9 @@ class AttemptRunner:
         components = {reward.name: reward.value for reward in trace.rewards if reward.call_id is None}
         rewards: list[Reward] = []
         try:
+            begun_at = time.time()
             found = await self._scorer.assess(slot.rollout, trace.attempt, slot.token, trace, folder)
+            await self._record_verification(trace.attempt, begun_at)
             rewards = rewards_of(found)
             components.update(found.components or {})
             if found.unusable:
@@ -262,6 +264,14 @@ class AttemptRunner:
             why = f"{self._scorer.asks} gave none and nobody posted one"
         detail = f"{ending.detail}; there is no reward: {why}"
         return _Result(replace(ending, detail=detail, diagnosis="no_reward"), finished)
+
+    async def _record_verification(self, attempt: Attempt, begun_at: float) -> None:
+        """How long the verifier took, as a span: it is part of what a rollout costs."""
+        span = Span(
+            id=new_id("span"), rollout_id=attempt.rollout_id, attempt_id=attempt.id, name=VERIFICATION_SPAN,
+            started_at=begun_at, ended_at=time.time(),
+        )  # fmt: skip
+        await asyncio.wrap_future(self._recorder.span(span))
 
     async def _record(self, slot: Slot, result: _Result) -> None:
         assert slot.attempt is not None

@@ -61,3 +61,13 @@ def evaluation_ids(connection: Connection, run_id: str) -> dict[tuple[str, str],
         if label:
             found.setdefault((label, task_id), rollout_id)
     return found
+
+
+def evaluation_rollouts(connection: Connection, run_id: str, label: str) -> list[str]:
+    """Ids of every rollout of the evaluation `label` of a run, in order of creation."""
+    query = (
+        select(table.c.rollout_id, table.c.metadata)
+        .where(table.c.run_id == run_id, table.c.mode == "val")
+        .order_by(table.c.created_seq)
+    )
+    return [row.rollout_id for row in connection.execute(query) if json.loads(row.metadata).get("evaluation") == label]

@@ -176,7 +176,7 @@ def test_a_known_key_is_accepted_with_its_own_default() -> None:
         node = tree
         for part in key.split(".")[:-1]:
             node = node.setdefault(part, {})
-        node[key.rpartition(".")[2]] = json.loads(default) if default else ""
+        node[key.rpartition(".")[2]] = json.loads(default) if default else None if key.startswith("budget.") else ""
         from_tree(tree, base_dir=Path("."))
 
 
@@ -250,3 +250,10 @@ def test_evaluation_stays_greedy_when_only_its_length_is_set(tmp_path: Path) -> 
     loaded = read(tmp_path, "[policies.main]\neval = { max_tokens = 8 }\nsampling = { max_tokens = 8 }")
     assert loaded.policies["main"].eval.temperature == 0.0
     assert loaded.policies["main"].sampling.temperature == 1.0
+
+
+@pytest.mark.parametrize(("key", "value"), [("tokens", "0"), ("minutes", "-1.0"), ("usd", "inf"), ("minutes", "0.0")])
+def test_a_budget_of_nothing_is_refused_by_name(key: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=rf"budget\.{key} is .*leave the key out"):
+        load(None, [f"budget.{key}={value}"])
+    assert load(None, ["budget.tokens=5"]).budget.tokens == 5

@@ -213,3 +213,26 @@ def test_impossible_arguments_are_refused_with_the_value(call: object) -> None:
 def test_importing_statistics_does_not_import_scipy() -> None:
     code = "import sys, leyden.base.stats; sys.exit('scipy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+@given(st.integers(1, 8), st.data())
+def test_pass_at_k_is_the_share_of_subsets_that_hold_a_solved_sample(n: int, data: st.DataObject) -> None:
+    solved, k = data.draw(st.integers(0, n)), data.draw(st.integers(1, n))
+    subsets = list(itertools.combinations([True] * solved + [False] * (n - solved), k))
+    assert stats.pass_at_k(n, solved, k) == pytest.approx(sum(map(any, subsets)) / len(subsets))
+
+
+def test_pass_at_k_has_no_bias_where_the_naive_estimate_has() -> None:
+    rate, n, k = 0.3, 6, 3
+    ours = sum(math.comb(n, c) * rate**c * (1 - rate) ** (n - c) * stats.pass_at_k(n, c, k) for c in range(n + 1))
+    assert ours == pytest.approx(1 - (1 - rate) ** k)
+
+
+def test_pass_at_k_without_enough_samples_is_refused() -> None:
+    for wrong in ((2, 1, 3), (2, 3, 1), (2, 1, 0)):
+        with pytest.raises(RecordError, match=r"eval\.samples"):
+            stats.pass_at_k(*wrong)
+
+
+def test_mcnemar_of_numpy_counts_does_not_overflow() -> None:
+    assert stats.mcnemar_exact(np.int64(120), np.int64(20)) == stats.mcnemar_exact(120, 20) > 0  # type: ignore[arg-type]

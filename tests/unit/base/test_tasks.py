@@ -1,6 +1,7 @@
 """Task and demonstration files."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,14 @@ def test_a_fingerprint_does_not_depend_on_the_order_of_tasks(rows: list[tuple[st
     tasks = [Task(id=f"t{i}", domain=domain, input={"q": q}) for i, (domain, q) in enumerate(rows)]
     shuffled = random.sample(tasks, len(tasks))
     assert fingerprint(shuffled) == fingerprint(tasks)
+
+
+def test_a_fingerprint_changes_with_anything_that_is_asked_or_checked() -> None:
+    base = Task(id="a", split="holdout", domain="d", input={"q": 1}, answer="x")
+    others = [replace(base, **change) for change in (
+        {"id": "b"}, {"split": "val"}, {"domain": "e"}, {"input": {"q": 2}}, {"answer": "y"}
+    )]  # fmt: skip
+    assert len({fingerprint([task]) for task in [base, *others]}) == 6
 
 
 def test_a_fingerprint_depends_on_input_and_answer() -> None:

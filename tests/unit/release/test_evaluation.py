@@ -1,5 +1,6 @@
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from leyden.base.records import (
     Task,
     Trace,
 )
-from leyden.release.evaluation import Evaluation, plan, successes, summarise, table
-from leyden.release.holdout import fingerprint
+from leyden.base.tasks import fingerprint
+from leyden.release.evaluation import Evaluation, details, plan, successes, summarise, table
 
 REWARDS = {"weights": {"correct": 1.0, "tokens": -0.1}, "success": "correct"}
 CONFIG = from_tree({"rewards": REWARDS}, base_dir=Path("."))
@@ -130,10 +131,64 @@ def test_json_keeps_everything() -> None:
     assert again == evaluation and again.pass1 == evaluation.pass1
 
 
+def test_an_evaluation_of_the_first_schema_is_read_with_none_for_what_it_did_not_record() -> None:
+    tree = summarise([trace(), trace("t2")], CONFIG).to_json()
+    for name in ("cost", "wall_s", "sampling", "safety"):
+        del tree[name]
+    for task in tree["tasks"]:
+        for name in ("prompt_tokens", "num_retries", "num_wrong_tool_calls", "num_unsafe", "usd"):
+            del task[name]
+    old = Evaluation.from_json({**tree, "schema": 1})
+    assert old.cost is None and old.tasks[0].usd is None and old.pass1.mean == 1.0
+    assert old.mean_of("num_retries").num_tasks == 0 and old.unsafe is None
+    assert Evaluation.from_json(old.to_json()) == old
+    assert any("Hardest" in line for line in details(old)) is False
+
+
+def test_pass_at_k_is_the_mean_over_tasks_and_counts_only_tasks_with_enough_samples() -> None:
+    traces = [trace("a", correct=c) for c in (1.0, 0.0, 0.0)] + [trace("b", correct=c) for c in (0.0, 0.0, 0.0)]
+    evaluation = summarise([*traces, trace("c")], CONFIG)
+    assert evaluation.pass_at(2).mean == pytest.approx((2 / 3 + 0) / 2) and evaluation.pass_at(2).num_tasks == 2
+    assert evaluation.pass_at(3).mean == 0.5 and list(evaluation.pass_at_all()) == [1]
+    assert list(summarise(traces, CONFIG).pass_at_all()) == [1, 2]
+    with pytest.raises(RecordError, match=r"eval\.samples"):
+        evaluation.pass_at(4)
+
+
+def test_retries_wrong_tool_calls_safety_tokens_and_money_stand_beside_success() -> None:
+    asked = {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"required": ["x"]}}}]}
+    wrong = {"choices": [{"message": {"tool_calls": [{"id": "1", "function": {"name": "g", "arguments": "{}"}}]}}]}
+    good = trace()
+    bad = replace(
+        trace("t2"),
+        attempt=replace(good.attempt, number=3),
+        calls=[replace(call(5), request=asked, response=wrong, usage={"cost_usd": 0.25}, latency_ms=1500.0)],
+        rewards=[Reward(name="correct", value=0.0), Reward(name="safe", value=0.0)],
+    )
+    evaluation = summarise([good, bad], from_tree({"rewards": REWARDS, "eval": {"safety": "safe"}}, base_dir=Path(".")))
+    first, second = evaluation.tasks
+    assert (first.num_retries, second.num_retries) == (0.0, 2.0)
+    assert (first.num_wrong_tool_calls, second.num_wrong_tool_calls) == (0.0, 1.0)
+    assert (first.num_unsafe, second.num_unsafe) == (None, 1) and evaluation.unsafe is not None
+    assert evaluation.unsafe.mean == 1.0 and evaluation.unsafe.num_tasks == 1
+    assert (first.usd, second.usd, second.prompt_tokens) == (None, 0.25, 4.0)
+    assert evaluation.cost is not None and evaluation.cost.usd == 0.25 and evaluation.cost.num_unpriced == 2
+    assert evaluation.cost.engine_s == pytest.approx(1.5) and evaluation.cost.harness_s == 4.0
+    assert Evaluation.from_json(evaluation.to_json()) == evaluation
+    said = "\n".join(details(evaluation))
+    assert "1.00 retries, 0.50 wrong tool calls" in said and "Safety violations (safe): 100.0 %" in said
+
+
+def test_a_safety_component_that_no_rollout_has_is_said_and_not_counted_as_safe() -> None:
+    config = from_tree({"rewards": REWARDS, "eval": {"safety": "harmless"}}, base_dir=Path("."))
+    evaluation = summarise([trace()], config)
+    assert evaluation.unsafe is None and "no rollout has the component 'harmless'" in "\n".join(details(evaluation))
+
+
 def test_json_of_another_schema_or_with_unknown_fields_is_refused() -> None:
     tree = summarise([trace()], CONFIG).to_json()
-    with pytest.raises(RecordError, match="schema 2"):
-        Evaluation.from_json({**tree, "schema": 2})
+    with pytest.raises(RecordError, match="schema 3"):
+        Evaluation.from_json({**tree, "schema": 3})
     with pytest.raises(RecordError, match="colour"):
         Evaluation.from_json(json.dumps({**tree, "colour": 1}))
     with pytest.raises(RecordError, match="JSON"):

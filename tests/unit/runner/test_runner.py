@@ -15,7 +15,7 @@ import pytest
 from tests.unit.runner.conftest import Bench
 
 from leyden.base.errors import ConfigError, HarnessError, VerifierError
-from leyden.base.records import Outcome, RolloutState
+from leyden.base.records import VERIFICATION_SPAN, Outcome, RolloutState
 from leyden.runner.lease import Runner, check_harness
 from leyden.store import aio, queue
 
@@ -60,7 +60,9 @@ async def test_a_rollout_is_run_verified_and_recorded(bench: Bench) -> None:
         "correct": (1.0, "verifier"),
         "tokens": (2.0, "verifier"),
     }
-    before, after = trace.spans
+    before, after, verified = trace.spans
+    assert verified.name == VERIFICATION_SPAN and verified.ended_at is not None
+    assert verified.ended_at >= verified.started_at >= after.started_at
     assert (before.kind, before.attributes["num_files"]) == ("state_before", 0)
     assert after.kind == "state_after" and list(after.attributes["files"]) == ["answer.txt"]
 
@@ -117,7 +119,7 @@ async def test_a_large_task_comes_in_a_file_beside_the_workspace(bench: Bench) -
     [rollout] = await bench.run()
     assert rollout.outcome is Outcome.COMPLETED
     assert bench.attempts()[0].stdout_tail == "fine\n300000 False\n"
-    assert bench.trace().spans[-1].attributes["num_files"] == 0
+    assert bench.trace().spans[1].attributes["num_files"] == 0
 
 
 async def test_a_workspace_is_a_fresh_copy_of_the_template(bench: Bench) -> None:
@@ -127,7 +129,7 @@ async def test_a_workspace_is_a_fresh_copy_of_the_template(bench: Bench) -> None
     await bench.enqueue(2)
     await bench.run(2)
     assert {bench.attempts(f"r{i}")[0].stdout_tail for i in range(2)} == {"fine\nab\n"}
-    before, after = bench.trace().spans
+    before, after = (span for span in bench.trace().spans if span.name == "workspace")
     assert before.attributes["files"]["sub/a.txt"]["bytes"] == 1
     assert before.attributes["files"]["sub/a.txt"] != after.attributes["files"]["sub/a.txt"]
     assert (bench.folder / "template" / "sub" / "a.txt").read_text() == "a"

@@ -22,7 +22,6 @@ def render(data: ReportData) -> str:
     unknown = sorted(set(data) - set(get_type_hints(ReportData)))
     if unknown:
         raise RecordError(f"report data has unknown keys {unknown}; the keys are those of ReportData")
-    title = escape(data.get("title", "Run report"))
     parts = [
         ("result", "Result", _first_screen(data)),
         ("run", "What was run", _what_was_run(data)),
@@ -35,9 +34,15 @@ def render(data: ReportData) -> str:
         ("diagnostics", "Diagnostics", sections.diagnostics(data)),
         ("glossary", "Glossary", _glossary()),
     ]
+    return frame(data.get("title", "Run report"), data.get("subtitle", ""), parts)
+
+
+def frame(title: str, subtitle: str, parts: Sequence[tuple[str, str, str]]) -> str:
+    """A whole page of sections: (anchor, name in the navigation, HTML) each. Title and subtitle are escaped here."""
     links = "".join(f'<a href="#{anchor}">{name}</a>' for anchor, name, _ in parts)
     body = "".join(f'<section id="{anchor}">{content}</section>' for anchor, _, content in parts)
-    subtitle = f'<p class="lead">{escape(data["subtitle"])}</p>' if data.get("subtitle") else ""
+    title = escape(title)
+    subtitle = f'<p class="lead">{escape(subtitle)}</p>' if subtitle else ""
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'

@@ -78,30 +78,30 @@ def ticks(low: float, high: float, count: int = 4) -> list[float]:
     return [round(position * step, 12) for position in range(first, last + 1)]
 
 
-def bars(items: Sequence[Bar], *, title: str, width: int = 560, height: int = 300) -> str:
-    """Bars with error bars on a percent axis."""
+def bars(items: Sequence[Bar], *, title: str, width: int = 560, height: int = 300, strong: int = -1) -> str:
+    """Bars with error bars on a percent axis; `strong` is the position of the one that stands out."""
     left, right, top, bottom = 44, 12, 34, 52
     tops = [value for item in items for value in (item.mean, item.high) if value is not None]
     marks = [tick for tick in ticks(0.0, max([0.1, *tops]), 5) if tick <= 1.0 + 1e-9]
     ceiling = max(marks[-1], *tops, 0.1)
     inner_w, inner_h = width - left - right, height - top - bottom
-    y_of = _scale(0.0, ceiling, top + inner_h, top)
-    parts = [_open(width, height, title)]
-    parts += [_grid(left, width - right, y_of(tick), f"{tick * 100:.0f} %") for tick in marks]
+    y_of = scale(0.0, ceiling, top + inner_h, top)
+    parts = [opening(width, height, title)]
+    parts += [grid_line(left, width - right, y_of(tick), f"{tick * 100:.0f} %") for tick in marks]
     slot = inner_w / max(1, len(items))
     bar_w = min(86.0, slot * 0.5)
     for position, item in enumerate(items):
         centre = left + slot * (position + 0.5)
-        parts.append(_bar(item, centre, bar_w, y_of, position == len(items) - 1))
-        parts.append(_text(centre, height - bottom + 20, item.label, "label"))
-        parts.append(_text(centre, height - bottom + 38, item.note, "note"))
+        parts.append(_bar(item, centre, bar_w, y_of, position == strong % len(items)))
+        parts.append(words(centre, height - bottom + 20, item.label, "label"))
+        parts.append(words(centre, height - bottom + 38, item.note, "note"))
     parts.append(f'<line class="axis" x1="{left}" x2="{width - right}" y1="{y_of(0):.1f}" y2="{y_of(0):.1f}"/></svg>')
     return "".join(parts)
 
 
-def _bar(item: Bar, centre: float, bar_w: float, y_of: "_Scale", last: bool) -> str:
+def _bar(item: Bar, centre: float, bar_w: float, y_of: "Scale", last: bool) -> str:
     if item.mean is None:
-        return _text(centre, y_of(0) - 8, "not measured", "note")
+        return words(centre, y_of(0) - 8, "not measured", "note")
     y = y_of(item.mean)
     tip = f"{item.label}: {percent(item.mean)} ({percent(item.low)} to {percent(item.high)})"
     edge = y if item.high is None else y_of(item.high)
@@ -143,14 +143,14 @@ def lines(
         pad = abs(high) * 0.1 or 0.1
         low, high = low - pad, high + pad
     marks = ticks(low, high)
-    labels = _tick_labels(marks)
+    labels = tick_labels(marks)
     left, right, top, bottom = 14 + 6.4 * max(map(len, labels)), 12, 10, 26
-    x_of = _scale(xs[0], xs[-1], left + 6, width - right - 6)
-    y_of = _scale(marks[0], marks[-1], height - bottom, top)
-    parts = [_open(width, height, title)]
-    parts += [_grid(left, width - right, y_of(mark), text) for mark, text in zip(marks, labels, strict=True)]
+    x_of = scale(xs[0], xs[-1], left + 6, width - right - 6)
+    y_of = scale(marks[0], marks[-1], height - bottom, top)
+    parts = [opening(width, height, title)]
+    parts += [grid_line(left, width - right, y_of(mark), text) for mark, text in zip(marks, labels, strict=True)]
     for x in sorted({xs[0], xs[len(xs) // 2], xs[-1]}):
-        parts.append(_text(x_of(x), height - 8, _step(x, xs[0]), "tick"))
+        parts.append(words(x_of(x), height - 8, _step(x, xs[0]), "tick"))
     for one in series:
         parts.append(_band(xs, one, x_of, y_of))
         parts.append(_path(xs, one, x_of, y_of))
@@ -177,13 +177,13 @@ def stacked(
     if not totals or max(totals) <= 0:
         return ""
     marks = ticks(0.0, max(totals))
-    labels = _tick_labels(marks)
+    labels = tick_labels(marks)
     left, right, top, bottom = 14 + 6.4 * max(map(len, labels)), 12, 10, 26
-    y_of = _scale(0.0, marks[-1], height - bottom, top)
+    y_of = scale(0.0, marks[-1], height - bottom, top)
     slot = (width - left - right) / len(xs)
     bar_w = min(34.0, max(1.0, slot * 0.78))
-    parts = [_open(width, height, title)]
-    parts += [_grid(left, width - right, y_of(mark), text) for mark, text in zip(marks, labels, strict=True)]
+    parts = [opening(width, height, title)]
+    parts += [grid_line(left, width - right, y_of(mark), text) for mark, text in zip(marks, labels, strict=True)]
     for position, x in enumerate(xs):
         base = 0.0
         for colour, (name, column) in zip(colours, stacks.items(), strict=False):
@@ -197,7 +197,7 @@ def stacked(
                 )
                 base += value
     for position in sorted({0, len(xs) // 2, len(xs) - 1}):
-        parts.append(_text(left + slot * (position + 0.5), height - 8, _step(xs[position], xs[0]), "tick"))
+        parts.append(words(left + slot * (position + 0.5), height - 8, _step(xs[position], xs[0]), "tick"))
     parts.append("</svg>")
     return "".join(parts)
 
@@ -214,8 +214,8 @@ def legend(names: Sequence[tuple[str, int]]) -> str:
 def before_after(before: tuple[Number, Number, Number], after: tuple[Number, Number, Number], *, title: str) -> str:
     """Two intervals on one axis from 0 to 100 %; each is (mean, low, high)."""
     width, height = 260, 34
-    x_of = _scale(0.0, 1.0, 8, width - 8)
-    parts = [_open(width, height, title)]
+    x_of = scale(0.0, 1.0, 8, width - 8)
+    parts = [opening(width, height, title)]
     parts += [
         f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="2" y2="{height - 2}"/>'
         for x in map(x_of, (0.0, 0.25, 0.5, 0.75, 1.0))
@@ -231,7 +231,7 @@ def before_after(before: tuple[Number, Number, Number], after: tuple[Number, Num
     return "".join(parts)
 
 
-class _Scale:
+class Scale:
     def __init__(self, low: float, high: float, start: float, end: float) -> None:
         self._low, self._start = low, start
         self._slope = (end - start) / (high - low) if high != low else 0.0
@@ -241,11 +241,11 @@ class _Scale:
         return self._flat if self._flat is not None else self._start + (value - self._low) * self._slope
 
 
-def _scale(low: float, high: float, start: float, end: float) -> _Scale:
-    return _Scale(low, high, start, end)
+def scale(low: float, high: float, start: float, end: float) -> Scale:
+    return Scale(low, high, start, end)
 
 
-def _open(width: int, height: int, title: str) -> str:
+def opening(width: int, height: int, title: str) -> str:
     name = escape(title, quote=True)
     return f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{name}">'
 
@@ -258,11 +258,11 @@ def _plain(text: str) -> str:
     return escape(text.replace("&ndash;", "-"))
 
 
-def _text(x: float, y: float, text: str, kind: str) -> str:
+def words(x: float, y: float, text: str, kind: str) -> str:
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}">{escape(text)}</text>'
 
 
-def _grid(left: float, right: float, y: float, text: str) -> str:
+def grid_line(left: float, right: float, y: float, text: str) -> str:
     return (
         f'<line class="grid" x1="{left:.1f}" x2="{right:.1f}" y1="{y:.1f}" y2="{y:.1f}"/>'
         f'<text class="tick y" x="{left - 6:.1f}" y="{y + 4:.1f}">{escape(text)}</text>'
@@ -275,7 +275,7 @@ def _whisker(x: float, low: float, high: float) -> str:
     return f'<path class="whisker" d="{path}"/>'
 
 
-def _tick_labels(marks: Sequence[float]) -> list[str]:
+def tick_labels(marks: Sequence[float]) -> list[str]:
     step = marks[1] - marks[0]
     if max(map(abs, marks)) >= 10_000:
         return [f"{mark / 1000:g}k" if mark else "0" for mark in marks]
@@ -297,7 +297,7 @@ def _runs(xs: Sequence[int], columns: Sequence[Sequence[Number]]) -> list[list[i
     return [run for run in runs if run]
 
 
-def _band(xs: Sequence[int], one: Series, x_of: _Scale, y_of: _Scale) -> str:
+def _band(xs: Sequence[int], one: Series, x_of: Scale, y_of: Scale) -> str:
     if one.lows is None or one.highs is None:
         return ""
     parts = []
@@ -308,7 +308,7 @@ def _band(xs: Sequence[int], one: Series, x_of: _Scale, y_of: _Scale) -> str:
     return "".join(parts)
 
 
-def _path(xs: Sequence[int], one: Series, x_of: _Scale, y_of: _Scale) -> str:
+def _path(xs: Sequence[int], one: Series, x_of: Scale, y_of: Scale) -> str:
     parts = []
     few = len(xs) <= 60
     for run in _runs(xs, (one.ys,)):

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +10,19 @@ import typer
 
 from leyden.base.config import Config, load, origins
 from leyden.base.errors import ConfigError
+from leyden.base.tasks import fingerprint
 from leyden.cli import probing, wiring
 from leyden.cli.finish import finish
+from leyden.cli.holdouts import plan_of
 from leyden.cli.progress import JsonProgress, TextProgress
 from leyden.cli.trackers import MetricsWriter
 from leyden.cli.verbs.options import DEFAULT_CONFIG, ConfigOption, JsonOption, SetOption, read_config
+from leyden.house import House
 from leyden.learning.explain import explain as explained
 from leyden.learning.explain import text
 from leyden.loop import improve
+from leyden.release import holdout
+from leyden.store import ledger
 
 HELP = "Improve a policy: evaluate, imitate demonstrations, reinforce, evaluate again, judge, report."
 
@@ -33,9 +39,7 @@ def command(
     json_output: JsonOption = False,
 ) -> None:
     """Print progress, the verdict and the path of the report."""
-    settings = resumed_config(resume) if resume else read_config(config, override)
-    if resume and override:
-        raise ConfigError("--resume goes on with the configuration of the run; --set cannot change it")
+    settings = resumed_config(resume, override or []) if resume else read_config(config, override)
     if explain:
         path = resume / "config.json" if resume else config
         found = explained(settings, origins(path, override or []))
@@ -45,12 +49,30 @@ def command(
     progress.done(train(settings, progress, resume=resume))
 
 
-def resumed_config(folder: Path) -> Config:
-    """The configuration that a run was started with. Raises ConfigError when the folder is no run."""
+def say_plan(house: House) -> None:
+    """Say before the run what its holdout can show."""
+    if not house.holdout_tasks:
+        return
+    tasks = house.holdout_tasks
+    seen = house.store.read(lambda c: ledger.evaluations(c, fingerprint=fingerprint(tasks)))
+    found = plan_of(house.config, len(tasks), holdout.look_of(seen, house.run_id))
+    for line in found.sentences()[:2] if found else ("The planned looks at this holdout are used up (eval.looks).",):
+        house.progress.say(f"Holdout: {line}")
+
+
+def resumed_config(folder: Path, overrides: Sequence[str] = ()) -> Config:
+    """The configuration that a run was started with; only its budget may be changed.
+
+    Raises ConfigError when the folder is no run, or for another override.
+    """
+    if foreign := [one for one in overrides if not one.strip().startswith("budget.")]:
+        raise ConfigError(
+            f"--resume goes on with the configuration of the run; --set can change its budget only, not {foreign[0]!r}"
+        )
     path = folder / "config.json"
     if not path.exists():
         raise ConfigError(f"{folder} is not the folder of a run: it has no config.json")
-    return load(path)
+    return load(path, overrides)
 
 
 def train(settings: Config, progress: TextProgress | JsonProgress, *, resume: Path | None = None) -> dict[str, Any]:
@@ -64,6 +86,7 @@ def train(settings: Config, progress: TextProgress | JsonProgress, *, resume: Pa
         probing.before_training(settings, wiring.tasks_of(settings)[0], progress, stop.check)
     with wiring.open_house(settings, progress, resume=resume.resolve() if resume else None, stop=stop) as house:
         progress.say(f"Run {house.run_id}: everything about it is in {house.folder}")
+        say_plan(house)
         writer = MetricsWriter(house.folder)
         progress.sink = writer.write
         try:
