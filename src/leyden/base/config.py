@@ -68,6 +68,9 @@ class HarnessConfig(_Section):
     imported them, which saves their import time per attempt. The harness itself is unchanged."""
     max_attempts: int = Field(3, ge=1)
     """Attempts of a rollout, the first included, when the outcome is retried."""
+    telemetry: bool = False
+    """Let an agent that OpenTelemetry instruments send its traces to the gateway: sets the
+    OTEL_EXPORTER_OTLP_TRACES_ENDPOINT, _HEADERS and _PROTOCOL of its environment."""
 
 
 class TasksConfig(_Section):

@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from leyden.base.config import Config
 from leyden.base.errors import ConfigError
-from leyden.gateway import routes, v1
+from leyden.gateway import otlp, routes, v1
 from leyden.gateway.address import Address, read_address
 from leyden.gateway.auth import Keys, make_token
 from leyden.gateway.client import Client
@@ -88,7 +88,8 @@ class App:
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self._rest = Starlette(routes=[*v1.routes(gateway), *routes.routes(gateway)], lifespan=self._lifespan)
+        every = [*v1.routes(gateway), *otlp.routes(gateway), *routes.routes(gateway)]
+        self._rest = Starlette(routes=every, lifespan=self._lifespan)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
