@@ -112,6 +112,9 @@ class HarnessConfig(_Section):
     """Attempts of a rollout, the first included, when the outcome is retried."""
     snapshots: SnapshotsConfig = SnapshotsConfig()
     """State of the environment that is recorded before and after each attempt."""
+    telemetry: bool = False
+    """Let an agent that OpenTelemetry instruments send its traces to the gateway: sets the
+    OTEL_EXPORTER_OTLP_TRACES_ENDPOINT, _HEADERS and _PROTOCOL of its environment."""
 
 
 class TasksConfig(_Section):

@@ -407,7 +407,8 @@ class Span:
     name: str
     """For example the tool that was used, or an event type."""
     kind: str = "custom"
-    """`tool`, `state_before`, `state_after`, `event`, `custom`."""
+    """`tool`, `state_before`, `state_after`, `event`, `call` (a report of a model call, which `call` of the attributes
+    names), `custom`."""
     attributes: Mapping[str, Any] = field(default_factory=dict)
     """JSON."""
     started_at: float = 0.0

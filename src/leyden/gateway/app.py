@@ -24,7 +24,7 @@ from starlette.types import Receive, Scope, Send
 
 from leyden.base.config import Config
 from leyden.base.errors import ConfigError
-from leyden.gateway import health, operations, routes, v1
+from leyden.gateway import health, operations, otlp, routes, v1
 from leyden.gateway.address import Address, read_address
 from leyden.gateway.auth import Keys, make_token
 from leyden.gateway.client import Client
@@ -110,7 +110,7 @@ class App:
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        parts = (v1, operations, routes)  # the last one answers what nothing else did
+        parts = (v1, otlp, operations, routes)  # the last one answers what nothing else did
         self._rest = Starlette(routes=[r for part in parts for r in part.routes(gateway)], lifespan=self._lifespan)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

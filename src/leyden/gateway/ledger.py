@@ -266,6 +266,13 @@ class Book:
         flight.seq = -(-self.next_seq // size) * size + index
         self.next_seq = flight.seq + 1
 
+    async def take_place(self, reader: Reader) -> int:
+        """The next place in the order of arrival, for a call that is reported instead of relayed."""
+        if self._attempt_id is not None and self._stored is None:
+            await self._load(reader)
+        self.next_seq += 1
+        return self.next_seq - 1
+
     def close(self, flight: Flight) -> None:
         """A flight is over."""
         flights = self._flights[flight.digest]

@@ -78,6 +78,12 @@ def build_environment(
         LEYDEN_SPLIT=rollout.task.split,
         LEYDEN_WORKSPACE=str(workspace),
     )
+    if config.harness.telemetry:
+        env.update(
+            OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=f"{base}/v1/traces",
+            OTEL_EXPORTER_OTLP_TRACES_HEADERS=f"authorization=Bearer%20{token}",
+            OTEL_EXPORTER_OTLP_TRACES_PROTOCOL="http/protobuf",
+        )
     task = json.dumps(public_task(rollout.task), ensure_ascii=True)
     if len(task) <= MAX_TASK_BYTES:
         env["LEYDEN_TASK"] = task

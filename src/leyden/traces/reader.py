@@ -115,6 +115,11 @@ class Reader:
         number: int = self._store.read(lambda connection: connection.execute(query).scalar_one())
         return number
 
+    def spans_of(self, attempt_id: str) -> list[Span]:
+        """The spans of an attempt in order of start; empty for an unknown attempt."""
+        query = select(spans).where(spans.c.attempt_id == attempt_id).order_by(spans.c.started_at, spans.c.span_id)
+        return self._store.read(lambda connection: [span_of(row) for row in connection.execute(query)])
+
     def num_completion_tokens(self, attempt_id: str) -> int:
         """Tokens sampled in an attempt so far, over all choices."""
         query = (

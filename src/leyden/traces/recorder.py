@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -124,14 +125,25 @@ class Recorder:
         return self._store.append(schema.spans, [span_row(replace(span, name=self._text(span.name, True)), attributes)])
 
     def rewards(
-        self, rollout_id: str, attempt_id: str, rewards: Sequence[Reward], *, version: str = ""
+        self,
+        rollout_id: str,
+        attempt_id: str,
+        rewards: Sequence[Reward],
+        *,
+        version: str = "",
+        once: str | None = None,
     ) -> "Future[None]":
-        """Record rewards, all or nothing. Raises RecordError if any value is no finite number."""
+        """Record rewards, all or nothing. Raises RecordError if any value is no finite number.
+
+        With `once`, their ids follow from it and their times: in the future Conflict if they were recorded before.
+        """
         now, ticks = time.time(), time.time_ns()
+        if once is not None:
+            ticks = max((int(reward.created_at * 1e9) for reward in rewards), default=0)
         rows = [
             {
                 # Sorts in order of arrival, also within one instant.
-                "reward_id": f"rew_{ticks:016x}{number:04x}{secrets.token_hex(4)}",
+                "reward_id": f"rew_{ticks:016x}{number:04x}{_suffix(once)}",
                 "rollout_id": rollout_id,
                 "attempt_id": attempt_id,
                 "call_id": reward.call_id,
@@ -217,6 +229,11 @@ class Recorder:
         if not allowed:
             return WITHHELD if text else text
         return text if self._privacy.redactor is None else self._privacy.redactor(text)
+
+
+def _suffix(once: str | None) -> str:
+    """What makes an id of a reward unlike others: chance, or what it must be the only one for."""
+    return secrets.token_hex(4) if once is None else blake2b(once.encode(), digest_size=10).hexdigest()
 
 
 def _when_durable(future: "Future[None]", action: Callable[[], None]) -> None:

@@ -10,6 +10,7 @@ from tests.unit.cli.calling import Caller
 
 from leyden.testing.fake_engine import FakeEngine
 from leyden.testing.scripted import Behaviour, Reply
+from leyden.traces.telemetry.wire import parse_request
 
 
 @pytest.fixture
@@ -75,6 +76,17 @@ def test_a_run_is_recorded_and_can_be_looked_at_and_exported(leyden: Caller, pro
     assert summary["sampled"] == summary["trained"] == sum(row["tokens"] for row in rows)
     assert sum(sample["credit"] for sample in samples) == pytest.approx(0.0, abs=1e-4)
     assert leyden("export", project / "out.parquet", "-c", config).code == 0
+    told = leyden("export", project / "otlp.jsonl", "--format", "otlp", "-c", config, "--json").rows[0]
+    lines = (project / "otlp.jsonl").read_bytes().splitlines()
+    assert len(lines) == told["rollouts"] > 0
+    spans = [parse_request(line, "json").resource_spans[0].scope_spans[0].spans for line in lines]
+    assert sum(map(len, spans)) == told["spans"] and {one[0].name for one in spans} == {"attempt 1"}
+    assert leyden("export", project / "otlp.pb", "--format", "otlp", "-c", config).code == 0
+    raw = (project / "otlp.pb").read_bytes()
+    first = parse_request(raw[4 : 4 + int.from_bytes(raw[:4], "big")], "protobuf")
+    assert first.resource_spans[0].scope_spans[0].spans[0].name == "attempt 1"
+    assert leyden("export", project / "otlp.txt", "--format", "otlp", "-c", config).code == 2
+    assert leyden("export", project / "out.jsonl", "--format", "zip", "-c", config).code == 2
     import pyarrow.parquet
 
     table = pyarrow.parquet.read_table(project / "out.parquet").to_pylist()

@@ -14,8 +14,10 @@ import psutil
 import pytest
 from tests.unit.runner.conftest import Bench
 
+from leyden.base.config import from_tree
 from leyden.base.errors import ConfigError, HarnessError, VerifierError
-from leyden.base.records import VERIFICATION_SPAN, Outcome, RolloutState
+from leyden.base.records import VERIFICATION_SPAN, Attempt, Outcome, Rollout, RolloutState, Task
+from leyden.runner.environment import build_environment
 from leyden.runner.lease import Runner, check_harness
 from leyden.store import aio, queue
 
@@ -105,6 +107,21 @@ async def test_a_harness_gets_its_environment_and_no_secret(bench: Bench, monkey
     assert key == env["ANTHROPIC_API_KEY"] == env["AGL_KEY"] and bench.gateway.seen[0][1] == f"Bearer {key}"
     assert "secret" not in env.values() and "42" not in json.dumps(env["LEYDEN_TASK"])
     assert "127.0.0.1" in env["NO_PROXY"]
+
+
+@pytest.mark.parametrize("telemetry", [False, True])
+def test_an_instrumented_harness_finds_the_gateway_where_it_is_asked_for(tmp_path: Path, telemetry: bool) -> None:
+    settings = from_tree({"harness": {"command": "true", "telemetry": telemetry}}, base_dir=tmp_path)
+    rollout = Rollout(id="r0", task=Task(id="t0"))
+    attempt = Attempt(id="a0", rollout_id="r0", number=1, started_at=0.0)
+    env = build_environment(settings, "http://127.0.0.1:1", rollout, attempt, "key", tmp_path)
+    found = {name.removeprefix("OTEL_EXPORTER_OTLP_TRACES_"): env[name] for name in env if name.startswith("OTEL_")}
+    expected = {
+        "ENDPOINT": "http://127.0.0.1:1/proxy/rollout/r0/attempt/a0/mode/train/v1/traces",
+        "HEADERS": "authorization=Bearer%20key",
+        "PROTOCOL": "http/protobuf",
+    }
+    assert found == (expected if telemetry else {})
 
 
 async def test_a_large_task_comes_in_a_file_beside_the_workspace(bench: Bench) -> None:

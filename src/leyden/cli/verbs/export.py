@@ -1,4 +1,4 @@
-"""`leyden export`: the samples of a run, token-exact, as JSON Lines or Parquet."""
+"""`leyden export`: the samples of a run, token-exact, as JSON Lines or Parquet; or its traces as OTLP."""
 
 import json
 from collections import Counter
@@ -11,7 +11,7 @@ import typer
 from leyden.base.config import Config
 from leyden.base.errors import ConfigError
 from leyden.base.records import Trace
-from leyden.cli import wiring
+from leyden.cli import otlp_file, wiring
 from leyden.cli.verbs.options import DEFAULT_CONFIG, ConfigOption, JsonOption, SetOption, read_config
 from leyden.learning import algorithms
 from leyden.learning.credit import credit_alone
@@ -19,17 +19,20 @@ from leyden.loop import assemble_for
 from leyden.store import queue
 from leyden.traces.reader import Reader
 
-HELP = "Write recorded samples (tokens, log-probs, reward, credit, reason of every drop) to JSON Lines or Parquet."
+HELP = "Write recorded samples (tokens, log-probs, reward, credit, reason of every drop) or traces (OTLP) to a file."
 
 ROLLOUTS_AT_ONCE = 512
 """Rollouts that are decoded together: whole groups stay together and memory stays flat."""
 
 
 def command(
-    out: Path = typer.Argument(..., help="File to write; .jsonl or .parquet.", dir_okay=False),
+    out: Path = typer.Argument(..., help="File to write; .jsonl or .parquet, as OTLP .jsonl or .pb.", dir_okay=False),
     config: ConfigOption = DEFAULT_CONFIG,
     override: SetOption = None,
     run: str = typer.Option("", "--run", metavar="RUN", help="Only this run."),
+    form: str = typer.Option(
+        "samples", "--format", metavar="FORMAT", help="samples, or otlp: every trace as OpenTelemetry spans, text only."
+    ),
     include_dropped: bool = typer.Option(
         False, "--dropped", help="Also write what would not be trained, with the reason."
     ),
@@ -37,6 +40,11 @@ def command(
 ) -> None:
     """Print how many samples and tokens were written, and what was left out and why."""
     settings = read_config(config, override)
+    if form == "otlp":
+        otlp_file.write(settings, out, run or None, json_output=json_output)
+        return
+    if form != "samples":
+        raise ConfigError(f"--format is {form!r}; use samples or otlp")
     if out.suffix not in (".jsonl", ".parquet"):
         raise ConfigError(f"{out} ends with neither .jsonl nor .parquet; name the format by the ending")
     store = wiring.store_of(settings, create=False)
