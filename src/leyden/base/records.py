@@ -130,6 +130,8 @@ class PolicyVersion:
     """The step of that run after which it stood."""
     created_at: float = 0.0
     """Seconds since the epoch."""
+    prompts: Mapping[str, Any] = field(default_factory=dict)
+    """Slots and their texts, as `leyden.base.prompts.slots_to_json` writes them; empty: prompts are left alone."""
 
     @property
     def name(self) -> str:
@@ -283,6 +285,9 @@ class Call:
     """From the first byte in to the last byte out."""
     retry_count: int = 0
     """Highest retry number that an SDK marked on this request."""
+    slots: Mapping[str, Any] = field(default_factory=dict)
+    """What a prompt policy did: `texts` (name of a place to what the engine read there instead), `filled` and
+    `unmatched` (names of slots); empty without one."""
 
     @property
     def num_sampled(self) -> int:
@@ -328,6 +333,8 @@ class CallIntent:
     """Fields changed on the way to the engine."""
     started_at: float = 0.0
     """Seconds since the epoch."""
+    slots: Mapping[str, Any] = field(default_factory=dict)
+    """What a prompt policy did, as in `Call.slots`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

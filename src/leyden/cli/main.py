@@ -14,7 +14,7 @@ from rich.console import Console
 import leyden
 from leyden.base.errors import ConfigError, Interrupted, LeydenError, TaskError
 
-VERBS = ("init", "quickstart", "serve", "run", "train", "eval", "inspect", "export")
+VERBS = ("init", "quickstart", "serve", "run", "train", "eval", "prompts", "inspect", "export")
 """Order of `leyden --help`: the order in which a newcomer meets them."""
 
 app = typer.Typer(

@@ -26,6 +26,7 @@ from leyden.gateway.auth import Keys, make_token
 from leyden.gateway.client import Client
 from leyden.gateway.forward import forward
 from leyden.gateway.hold import Hold
+from leyden.gateway.prompts import Prompts
 from leyden.gateway.road import Arrival, Gateway
 from leyden.gateway.routing import Router
 from leyden.gateway.upstream import Upstream
@@ -79,6 +80,7 @@ def create_gateway(
         router=Router(config, store),
         upstream=Upstream(),
         hold=Hold(config.gateway.hold_timeout_s),
+        prompts=Prompts(store),
     )
     return gateway, Listening("", admin_key, runner_key)
 

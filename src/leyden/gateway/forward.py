@@ -146,10 +146,15 @@ async def choose(gateway: Gateway, book: Book, translated: Translated, flight: F
         if "seed" not in used and rollout is not None and used["temperature"] != 0 and called.known is not None:
             used["seed"] = seed_of(rollout.seed, called.known.attempt.number, flight.seq)
             rewrites.append("seed")
+        dialect = called.arrival.address.dialect
+        replaced = await gateway.prompts.replace(route, lambda: dialect.engine_body(translated.request, used, model))
+        rewrites += replaced.rewrites
     except BaseException:
         gateway.hold.leave()
         raise
-    return Chosen(translated=translated, flight=flight, route=route, model=model, used=used, rewrites=rewrites)
+    return Chosen(
+        translated=translated, flight=flight, route=route, model=model, used=used, rewrites=rewrites, replaced=replaced
+    )
 
 
 async def send(gateway: Gateway, chosen: Chosen) -> Sent:
@@ -201,6 +206,7 @@ async def _write_intent(gateway: Gateway, chosen: Chosen) -> None:
         request=request.body,
         sampling={"asked": dict(request.asked), "used": dict(chosen.used)},
         rewrites=tuple(chosen.rewrites),
+        slots=chosen.replaced.record,
         started_at=called.arrival.started_at,
     )
     for _ in range(MAX_CONFLICTS):
@@ -217,7 +223,7 @@ async def _ask(gateway: Gateway, chosen: Chosen, relay: Relay | None) -> Sent:
     """The engine's answer. Raises EngineError."""
     called = chosen.translated.called
     dialect = called.arrival.address.dialect
-    body = dialect.engine_body(chosen.translated.request, chosen.used, chosen.model)
+    body = chosen.replaced.body(dialect.engine_body(chosen.translated.request, chosen.used, chosen.model))
     deadline = time.monotonic() + _seconds_left(gateway, called.known)
     response = await gateway.upstream.post(chosen.route, dialect.path, body, deadline=deadline)
     try:

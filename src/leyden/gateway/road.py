@@ -12,6 +12,7 @@ from leyden.gateway.client import Client
 from leyden.gateway.dialects import Body, ModelRequest
 from leyden.gateway.hold import Hold
 from leyden.gateway.ledger import Book, Flight
+from leyden.gateway.prompts import NOTHING, Prompts, Replaced
 from leyden.gateway.routing import Route, Router
 from leyden.gateway.upstream import Upstream
 from leyden.store.base import Store
@@ -39,6 +40,8 @@ class Gateway:
     """Connections to engines."""
     hold: Hold
     """Pause and drain."""
+    prompts: Prompts
+    """What versions put in place of the harness's prompts."""
     live: Book = field(default_factory=lambda: Book(None))
     """Calls without an attempt."""
     flights: set[Flight] = field(default_factory=set)
@@ -109,6 +112,8 @@ class Chosen:
     """Effective sampling parameters."""
     rewrites: Sequence[str]
     """Fields that were changed."""
+    replaced: Replaced = NOTHING
+    """What the version's prompts change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

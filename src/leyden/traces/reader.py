@@ -261,4 +261,5 @@ def _call(
         started_at=row.started_at,
         latency_ms=0.0 if end is None else end.latency_ms,
         retry_count=0 if end is None else end.retry_count,
+        slots={} if row.slots is None else unpack_json(row.slots),
     )

@@ -10,11 +10,13 @@ from leyden.base.errors import ConfigError
 from leyden.cli import wiring
 from leyden.cli.finish import finish
 from leyden.cli.progress import JsonProgress, TextProgress
+from leyden.cli.prompting import check_prompts, reflection_of
 from leyden.cli.trackers import MetricsWriter
 from leyden.cli.verbs.options import DEFAULT_CONFIG, ConfigOption, JsonOption, SetOption, read_config
 from leyden.loop import Improvement, improve
+from leyden.prompt_loop import improve_prompts
 
-HELP = "Improve a policy: evaluate, imitate demonstrations, reinforce, evaluate again, judge, report."
+HELP = "Improve a policy (its weights, or its prompts): evaluate, learn, evaluate again, judge, report."
 
 
 def command(
@@ -50,12 +52,17 @@ def train(
     )
     stop.install()
     wiring.raise_open_files()
+    if settings.learn.improves_prompts:
+        check_prompts(settings)
     with wiring.open_house(settings, progress, resume=resume.resolve() if resume else None, stop=stop) as house:
         progress.say(f"Run {house.run_id}: everything about it is in {house.folder}")
         writer = MetricsWriter(house.folder)
         progress.sink = writer.write
         try:
-            improvement = asyncio.run(improve(house))
+            if settings.learn.improves_prompts:
+                improvement = asyncio.run(improve_prompts(house, reflection_of(house)))
+            else:
+                improvement = asyncio.run(improve(house))
         finally:
             writer.close()
         return improvement, finish(house, improvement)

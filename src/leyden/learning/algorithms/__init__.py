@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from leyden.base.config import LearnConfig
 from leyden.learning.algorithms.base import Algorithm
 from leyden.learning.algorithms.group_relative import GroupRelative
+from leyden.learning.algorithms.prompts import OPTIMISERS
 from leyden.learning.algorithms.sft import Sft
 from leyden.learning.backends.base import Surrogate
 
@@ -20,7 +21,10 @@ ALGORITHMS: Mapping[str, Callable[[LearnConfig], Algorithm]] = {
 
 
 def make(config: LearnConfig) -> Algorithm:
-    """The algorithm that `config.algorithm` names."""
+    """The algorithm that `config.algorithm` names. One that improves prompts moves no weight; groups that were
+    recorded are then compared as in Dr. GRPO, for whoever looks at them."""
+    if config.algorithm in OPTIMISERS:
+        return GroupRelative(name=config.algorithm)
     return ALGORITHMS[config.algorithm](config)
 
 
