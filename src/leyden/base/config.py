@@ -353,7 +353,8 @@ class LearnConfig(_Section):
     policy: str = "main"
     """Which policy is trained."""
     algorithm: str = "grpo"
-    """Who gets credit: a name of docs/learning.md, or `file.py:Class` for one of your own."""
+    """Who gets credit: a name of docs/learning.md, or `file.py:Class` for one of your own; `bootstrap_demos`, `apo` and
+    `gepa` improve prompts instead of weights (docs/prompts.md)."""
     group_size: int = Field(8, ge=1)
     """Rollouts of one task that are compared."""
     tasks_per_step: int = Field(8, ge=1)
@@ -466,6 +467,117 @@ class LearnConfig(_Section):
             raise ValueError("\n  ".join(wrong))
         return self
 
+    @property
+    def improves_prompts(self) -> bool:
+        """Whether the algorithm improves prompts and not weights."""
+        return self.algorithm in recipes.PROMPT_ALGORITHMS
+
+
+class PromptsConfig(_Section):
+    """`[prompts]`"""
+
+    slots: str = "prompts.toml"
+    """File of slots, as `leyden prompts discover` writes it."""
+    metric: Literal["success", "reward"] = "success"
+    """What candidates are compared by: the share of solved tasks, or the mean reward (a failed agent without one counts
+    0)."""
+    samples: int = Field(1, ge=1)
+    """Rollouts per task and candidate."""
+    max_rollouts: int = Field(2000, ge=1)
+    """Budget: most rollouts of the search. Holdout evaluations do not count."""
+    demo_slot: str = ""
+    """`bootstrap_demos`: slot to whose text demonstrations are appended; empty is the first that is a message."""
+    demo_template: str = "Example:\n{input}\nAnswer:\n{output}"
+    """`bootstrap_demos`: text of one demonstration."""
+    min_demos: int = Field(1, ge=1)
+    """`bootstrap_demos`: fewest demonstrations of a candidate."""
+    max_demos: int = Field(4, ge=1)
+    """`bootstrap_demos`: most demonstrations of a candidate."""
+    max_demo_chars: int = Field(2000, ge=1)
+    """`bootstrap_demos`: a longer demonstration is not used."""
+    bootstrap_samples: int = Field(1, ge=1)
+    """`bootstrap_demos`: sampled rollouts per training task from which demonstrations are taken."""
+    candidates: int = Field(8, ge=1)
+    """`bootstrap_demos`: sets of demonstrations that are tried."""
+    search: Literal["halving", "random"] = "halving"
+    """`bootstrap_demos`: `halving` drops the worse half after each rung of tasks, `random` tries all on all."""
+    first_rung: int = Field(8, ge=1)
+    """`bootstrap_demos`: validation tasks of the first rung of `halving`; each further rung has twice as many."""
+    rounds: int = Field(3, ge=1)
+    """`apo`: rounds of critique, edit and selection."""
+    beam: int = Field(2, ge=1)
+    """`apo`: prompts that go on to the next round."""
+    edits: int = Field(2, ge=1)
+    """`apo`: edits asked for per prompt and round."""
+    minibatch: int = Field(4, ge=1)
+    """`apo`, `gepa`: training tasks whose rollouts are shown to the reflection model at once."""
+    show_answers: bool = True
+    """`apo`, `gepa`: whether the reflection model sees the answers of training tasks."""
+    critique_template: str = ""
+    """`apo`: what asks for a critique, with `{prompts}`, `{failures}` and perhaps `{number}`; empty is Leyden's own."""
+    edit_template: str = ""
+    """`apo`: what asks for an edit, with `{prompts}`, `{critique}` and perhaps `{failures}`; empty is Leyden's own."""
+    gepa_template: str = ""
+    """`gepa`: template of the library with `<curr_param>` and `<side_info>`; empty is the library's own."""
+    reflection: str = ""
+    """Reflection model: an alias that the gateway serves (a policy of this file); its calls are recorded."""
+    reflection_base_url: str = ""
+    """Instead of an alias: base URL of an OpenAI-compatible API, up to and including `/v1`."""
+    reflection_model: str = ""
+    """With `reflection_base_url`: the model's name there."""
+    reflection_key_env: str = ""
+    """With `reflection_base_url`: environment variable that holds the key."""
+    reflection_max_tokens: int = Field(2048, ge=1)
+    """Most tokens of one reply."""
+    reflection_temperature: float = Field(1.0, ge=0)
+    """Of the reflection model; above 0, so that the same question gives different edits."""
+    reflection_timeout_s: float = Field(120.0, gt=0)
+    """Longest wait for one reply."""
+    reflection_tries: int = Field(4, ge=1)
+    """Times that a question is asked when the model does not answer; then the run stops and can be resumed."""
+    reflection_backoff_s: float = Field(1.0, ge=0)
+    """Pause after the first such try; each further one is twice as long."""
+    reflection_input_price: float = Field(0.0, ge=0)
+    """Money per million tokens of prompts."""
+    reflection_output_price: float = Field(0.0, ge=0)
+    """Money per million tokens of replies."""
+    max_reflections: int = Field(100, ge=1)
+    """Budget: most replies of the reflection model."""
+    max_reflection_tokens: int = Field(2_000_000, ge=1)
+    """Budget: most tokens of its prompts and replies."""
+    max_reflection_cost: float = Field(100.0, gt=0)
+    """Budget: most money, in the currency of the prices; without prices it cannot be counted."""
+    max_garbage: int = Field(20, ge=1)
+    """Replies of no use after which the search stops: the model does not understand the task."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "PromptsConfig":
+        if self.min_demos > self.max_demos:
+            raise ValueError(
+                f"prompts.min_demos is {self.min_demos} and prompts.max_demos {self.max_demos}; raise the latter"
+            )
+        if self.reflection and self.reflection_base_url:
+            raise ValueError("prompts.reflection and prompts.reflection_base_url are both set; keep one")
+        if bool(self.reflection_base_url) != bool(self.reflection_model):
+            raise ValueError("prompts.reflection_base_url and prompts.reflection_model go together; set both or none")
+        priced = self.reflection_input_price or self.reflection_output_price
+        if not priced and self.max_reflection_cost != type(self).model_fields["max_reflection_cost"].default:
+            raise ValueError(
+                f"prompts.max_reflection_cost is {self.max_reflection_cost}, but both prices are 0, so it would "
+                "never be reached; set prompts.reflection_input_price and prompts.reflection_output_price"
+            )
+        for key, needed in (
+            ("demo_template", ("{input}", "{output}")),
+            ("critique_template", ("{prompts}", "{failures}")),
+            ("edit_template", ("{prompts}", "{critique}")),
+            ("gepa_template", ("<curr_param>", "<side_info>")),
+        ):
+            for name in needed:
+                text: str = getattr(self, key)
+                if text and name not in text:
+                    raise ValueError(f"prompts.{key} lacks {name}, which says where that text goes; add it")
+        return self
+
 
 class EvalConfig(_Section):
     """`[eval]`"""
@@ -573,6 +685,8 @@ class Config(_Section):
     """Supervised stage on `tasks.demos` before reinforcement learning; absent means none."""
     learn: LearnConfig = LearnConfig()
     """How it is improved."""
+    prompts: PromptsConfig = PromptsConfig()
+    """How prompts are improved, with `learn.algorithm` `bootstrap_demos`, `apo` or `gepa`."""
     eval: EvalConfig = EvalConfig()
     """How the gain is shown."""
     budget: BudgetConfig = BudgetConfig()

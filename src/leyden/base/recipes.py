@@ -58,6 +58,14 @@ SPECIFIC: Mapping[str, str] = {
 }
 """Keys of `[learn]` that only some algorithms read, and what they are about."""
 
+_OF_WEIGHTS = (
+    "normalisation", "constant_tokens", "surrogate", "clip_low", "clip_high", "clip_dual", "old_logprobs",
+    "importance_cap", "importance_level", "importance_mask", "kl", "entropy", "epochs", "mini_batches", "learning_rate",
+    "schedule", "warmup_steps", "weight_decay", "betas", "grad_clip", "layout", "token_budget", "max_staleness",
+    "activation_checkpointing", "overlong", "max_sequence_tokens",
+)  # fmt: skip
+"""Keys of `[learn]` that only an update of weights reads."""
+
 _SHAPED = frozenset({"overlong_buffer", "overlong_penalty"})
 _GROUPED = _SHAPED | {"refills"}
 
@@ -199,6 +207,18 @@ CUSTOM = Recipe(
 """What `file.py:Class` may read; the class itself names the keys it does read."""
 
 
+PROMPT_ALGORITHMS = ("bootstrap_demos", "apo", "gepa")
+"""Values of `learn.algorithm` that improve prompts instead of weights; what they read is in `[prompts]`."""
+
+_PROMPTS = Recipe(
+    title="prompts",
+    credit="none: candidates are compared by their mean score",
+    source="docs/prompts.md",
+    when="the prompt is the cheapest thing to improve, or the weights are not yours",
+    surrogate="none",
+)
+
+
 def is_custom(algorithm: str) -> bool:
     """Whether `learn.algorithm` names a class in a file."""
     return _CUSTOM.fullmatch(algorithm) is not None
@@ -206,17 +226,20 @@ def is_custom(algorithm: str) -> bool:
 
 def recipe_of(algorithm: str) -> Recipe:
     """The recipe behind a value of `learn.algorithm` that `unknown` has nothing to say about."""
+    if algorithm in PROMPT_ALGORITHMS:
+        return _PROMPTS
     return CUSTOM if is_custom(algorithm) else RECIPES[algorithm]
 
 
 def unknown(algorithm: str) -> str | None:
     """Why `learn.algorithm` cannot be this, with the nearest name; None: it can."""
-    if algorithm in RECIPES or is_custom(algorithm):
+    names = (*RECIPES, *PROMPT_ALGORITHMS)
+    if algorithm in names or is_custom(algorithm):
         return None
-    near = difflib.get_close_matches(algorithm, RECIPES, n=2)
+    near = difflib.get_close_matches(algorithm, names, n=2)
     own = "write one of those, or `file.py:Class` for one of your own"
     hint = f"did you mean {' or '.join(map(repr, near))}?" if near else own
-    return f"learn.algorithm = {algorithm!r} is no algorithm; {hint} (known: {', '.join(RECIPES)})"
+    return f"learn.algorithm = {algorithm!r} is no algorithm; {hint} (known: {', '.join(names)})"
 
 
 def fill(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -234,6 +257,9 @@ def off(values: Mapping[str, Any]) -> dict[str, str]:
     """Keys of `[learn]` that nothing reads under these values, each with the reason."""
     name = values["algorithm"]
     recipe = recipe_of(name)
+    if name in PROMPT_ALGORITHMS:
+        weights = (*SPECIFIC, *_OF_WEIGHTS)
+        return dict.fromkeys(weights, f"{name} moves no weight; what it reads is in [prompts]")
     found = {
         key: f"it is about {about}, and {name} has none; it is read by {_readers(key)}"
         for key, about in SPECIFIC.items()

@@ -136,6 +136,8 @@ class PolicyVersion:
     """The step of that run after which it stood."""
     created_at: float = 0.0
     """Seconds since the epoch."""
+    prompts: Mapping[str, Any] = field(default_factory=dict)
+    """Slots and their texts, as `leyden.base.prompts.slots_to_json` writes them; empty: prompts are left alone."""
 
     @property
     def name(self) -> str:
@@ -307,6 +309,9 @@ class Call:
     """Counts as the engine gave them; `cost_usd` beside them where a provider answered."""
     live: LiveOrigin | None = None
     """Set for live traffic."""
+    slots: Mapping[str, Any] = field(default_factory=dict)
+    """What a prompt policy did: `texts` (name of a place to what the engine read there instead), `filled` and
+    `unmatched` (names of slots); empty without one."""
 
     @property
     def num_sampled(self) -> int:
@@ -354,6 +359,8 @@ class CallIntent:
     """Seconds since the epoch."""
     live: LiveOrigin | None = None
     """Set for live traffic."""
+    slots: Mapping[str, Any] = field(default_factory=dict)
+    """What a prompt policy did, as in `Call.slots`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,8 +15,10 @@ from typing import Any
 from leyden.base import stats
 from leyden.base.config import Config, LearnConfig
 from leyden.base.errors import ConfigError
+from leyden.base.prompts import as_read
 from leyden.base.records import Call, RolloutState, Trace, Verdict
 from leyden.cli.decoding import decoder
+from leyden.cli.prompting import prompt_data
 from leyden.cli.report import ReportData, render
 from leyden.cli.report.data import ForestData
 from leyden.cli.report.forest import forest_data
@@ -25,6 +27,7 @@ from leyden.house import House
 from leyden.learning.credit import GroupStats
 from leyden.learning.schedule import diagnose
 from leyden.loop import Improvement, assemble_for
+from leyden.prompt_loop import STAGE
 from leyden.release import evaluation, gate, holdout
 from leyden.step_report import finite
 from leyden.store import ledger, lookups
@@ -71,7 +74,7 @@ def summary(house: House, improvement: Improvement, data: ReportData) -> dict[st
 def report_data(house: House, improvement: Improvement) -> ReportData:
     """Everything that the report shows, from the store and the evaluations of this run."""
     rows = house.store.read(lambda connection: ledger.steps(connection, house.run_id))
-    steps = [{**row.report, "step": row.step + 1, "stage": row.stage} for row in rows]
+    steps = [{**row.report, "step": row.step + 1, "stage": row.stage} for row in rows if row.stage != STAGE]
     reinforced = [step for step in steps if step["stage"] == "rl"]
     judged = improvement.evaluations
     verdict = improvement.verdicts.get("base")
@@ -79,9 +82,9 @@ def report_data(house: House, improvement: Improvement) -> ReportData:
     after = judged.get("final")
     data: ReportData = {
         "title": f"Leyden run {house.run_id}",
-        "subtitle": f"{house.config.learn.algorithm} on {Path(house.config.policies[house.policy].model).name}",
+        "subtitle": f"{house.config.learn.algorithm} on {Path(_served(house)).name}",
         "verdict": None if verdict is None else _verdict(verdict),
-        "sentence": _sentence(improvement),
+        "sentence": _sentence(improvement, house.config),
         "level": house.config.eval.level,
         "run": {"facts": _facts(house, rows), "config": _config_text(house.folder)},
         "evaluations": [_evaluation(house, label, judged[label], rows) for label in judged],
@@ -99,7 +102,10 @@ def report_data(house: House, improvement: Improvement) -> ReportData:
         ],
         "diagnostics": diagnostics(house.config, reinforced, judged),
     }
-    data["forest"] = _example_forest(house)
+    if house.config.learn.improves_prompts:
+        data["prompts"] = prompt_data(house, rows)
+    else:
+        data["forest"] = _example_forest(house)
     if before is not None and after is not None:
         data["looks"] = _looks(house, after)
         data["domains"] = _domains(before, after)
@@ -178,8 +184,9 @@ def _about_groups(config: Config, steps: Sequence[Mapping[str, Any]]) -> list[st
     return said
 
 
-def _sentence(improvement: Improvement) -> str:
-    names = {"base": "the untrained model", "sft": "SFT alone"}
+def _sentence(improvement: Improvement, config: Config) -> str:
+    start = "the harness's own prompts" if config.learn.improves_prompts else "the untrained model"
+    names = {"base": start, "sft": "SFT alone"}
     return " ".join(
         f"Against {names[label]}: {gate.explain(verdict)}." for label, verdict in improvement.verdicts.items()
     )
@@ -198,7 +205,7 @@ def _facts(house: House, rows: Sequence[ledger.Step]) -> dict[str, str | int | f
     tokens = sum(int(row.report.get("num_sequence_tokens", 0)) for row in rows)
     computed = sum(int(row.report.get("num_forward_tokens", 0)) for row in rows)
     return {
-        "model": house.config.policies[house.policy].model,
+        "model": _served(house),
         "started": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.created_at)),
         "minutes": round((time.time() - run.created_at) / 60, 1),
         "seed": house.config.run.seed,
@@ -209,6 +216,12 @@ def _facts(house: House, rows: Sequence[ledger.Step]) -> dict[str, str | int | f
         "tokens computed (shared prefixes once)": computed,
         **{f"version of {name}": version for name, version in found.items()},
     }
+
+
+def _served(house: House) -> str:
+    """The model, or the engine that serves one that we do not know by name."""
+    settings = house.config.policies[house.policy]
+    return settings.model or settings.engine
 
 
 def _config_text(folder: Path) -> str:
@@ -228,7 +241,8 @@ def _evaluation(house: House, label: str, result: evaluation.Evaluation, rows: S
     last = max((row.created_at for row in trained), default=run.created_at)
     shown = LABELS[label]
     if label == "final":
-        stages = (["SFT"] if house.config.sft else []) + (["RL"] if house.config.learn.steps else [])
+        learned = "Prompts" if house.config.learn.improves_prompts else "RL"
+        stages = (["SFT"] if house.config.sft else []) + ([learned] if house.config.learn.steps else [])
         shown = " + ".join(stages)
     return {
         "label": shown,
@@ -323,9 +337,10 @@ def conversation(calls: Sequence[Call]) -> list[dict[str, Any]]:
     if not calls:
         return []
     last = calls[-1]
-    messages = [dict(message) for message in messages_of(last.request)]
-    if not messages and "prompt" in last.request:
-        messages = [{"role": "user", "content": str(last.request["prompt"])}]
+    request = as_read(last.request, last.slots.get("texts", {}))
+    messages = [dict(message) for message in messages_of(request)]
+    if not messages and "prompt" in request:
+        messages = [{"role": "user", "content": str(request["prompt"])}]
     for choice in last.choices[:1]:
         messages.append({"role": "assistant", "content": choice.text})
     return messages

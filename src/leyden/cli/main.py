@@ -26,6 +26,7 @@ VERBS = (
     "compare",
     "diagnose",
     "costs",
+    "prompts",
     "tasks",
     "inspect",
     "label",

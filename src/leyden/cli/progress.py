@@ -25,6 +25,12 @@ def step_line(row: Mapping[str, Any]) -> str:
     seconds = row.get("seconds", {})
     if row["stage"] == "sft":
         return f"imitation step {row['step'] + 1}: loss {row['loss']:.3f}"
+    if row["stage"] == "prompts":
+        return (
+            f"round {row['step'] + 1}: best score {row['score']:.3f}, {row['num_versions']} prompts tried in "
+            f"{row['num_rollouts']} rollouts, {row['num_reflections']} replies of the reflection model "
+            f"({row['reflection_tokens']} tokens, {row['reflection_cost']:.2f} money, {row['num_garbage']} of no use)"
+        )
     reward = "none" if row["reward_mean"] is None else f"{row['reward_mean']:.3f}"
     if row["reward_low"] is not None and row["reward_high"] is not None:
         reward += f" [{row['reward_low']:.3f}, {row['reward_high']:.3f}]"

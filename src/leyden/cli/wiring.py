@@ -28,13 +28,14 @@ from leyden.base.config import EMBEDDED_KEY_ENV, Config, PolicyConfig, dump
 from leyden.base.errors import ConfigError, Interrupted, LearningError, TaskError
 from leyden.base.records import PolicyVersion, Task
 from leyden.base.tasks import Demo, check_splits, load_demos, load_tasks
+from leyden.cli.external import external_backend, is_external
 from leyden.cli.holdouts import refuse_leaks
 from leyden.cli.processes import Child
 from leyden.cli.teachers import teacher_of
 from leyden.house import House, Progress, sft_steps
 from leyden.learning import algorithms
 from leyden.learning.shaping import check_sampling
-from leyden.store import ledger, open_store, queue
+from leyden.store import ledger, numbering, open_store, queue
 from leyden.store.base import Store
 
 ENGINE_KEY_ENV = EMBEDDED_KEY_ENV
@@ -125,7 +126,8 @@ class LocalServices:
     ) -> None:
         """`config` with the policy's engine replaced by the embedded sampler is what the children read."""
         policy = config.learn.policy
-        changed = config.policies[policy].model_copy(update={"engine": engine_url, "engine_key_env": ENGINE_KEY_ENV})
+        key_env = ENGINE_KEY_ENV if engine_key else ""
+        changed = config.policies[policy].model_copy(update={"engine": engine_url, "engine_key_env": key_env})
         served = config.model_copy(update={"policies": {**config.policies, policy: changed}})
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "served.json"
@@ -220,8 +222,10 @@ def new_run_id(config: Config, training: bool = True) -> str:
 
 
 def backend_of(config: Config, policy: str) -> Any:
-    """The backend of a policy, not yet serving. Imports torch."""
+    """The backend of a policy, not yet serving. Imports torch, unless somebody else serves the policy."""
     settings = policy_of(config, policy)
+    if is_external(config, policy):
+        return external_backend(policy, settings)
     if settings.provider:
         raise ConfigError(f"policies.{policy} is answered by provider {settings.provider!r}; it cannot be trained here")
     if not settings.model:
@@ -244,10 +248,7 @@ def start_version(connection: Connection, store: Store, policy: str, run_id: str
     The `num_versions` that the run may make after it are set aside, so a run that starts while this one is stopped
     does not take them.
     """
-    key = f"versions.{policy}"
-    known = [v.version for v in ledger.policy_versions(connection, policy)]
-    number = max([*known, ledger.get_control(connection, key) or -1, -1]) + 1
-    ledger.set_control(connection, store, key, number + num_versions)
+    number = numbering.next_version(connection, store, policy, num_after=num_versions)
     version = PolicyVersion(policy=policy, version=number, path=model, run_id=run_id, created_at=time.time())
     ledger.add_policy_version(connection, store, version, stage="base")
     return number
@@ -289,7 +290,8 @@ def open_house(
     backend = services = None
     base, sft_done, done_steps = 0, False, 0
     try:
-        progress.say(f"Loading {config.policies[policy].model} ...")
+        if not is_external(config, policy):
+            progress.say(f"Loading {config.policies[policy].model} ...")
         backend = backend_of(config, policy)
         teacher = teacher_of(config, backend) if training else None
         folder.mkdir(parents=True, exist_ok=True)
@@ -356,7 +358,7 @@ def _register(
 
         def start(connection: Connection) -> int:
             ledger.add_run(connection, store, run_id, json.loads(dump(config)), versions(), now=time.time())
-            num_versions = sft_steps(config, num_demos) + config.learn.steps
+            num_versions = 0 if config.learn.improves_prompts else sft_steps(config, num_demos) + config.learn.steps
             return start_version(connection, store, policy, run_id, config.policies[policy].model, num_versions)
 
         return store.write(start).result(30), False, 0

@@ -35,6 +35,7 @@ from leyden.gateway.forward import forward
 from leyden.gateway.health import Health
 from leyden.gateway.hold import Hold
 from leyden.gateway.holdout import holdout_guard
+from leyden.gateway.prompts import Prompts
 from leyden.gateway.providers import BASE_URLS
 from leyden.gateway.road import Arrival, Gateway
 from leyden.gateway.routing import Router
@@ -93,6 +94,7 @@ def create_gateway(
         hold=Hold(config.gateway.hold_timeout_s),
         siblings=siblings,
         guard=holdout_guard(config),
+        prompts=Prompts(store),
     )
     gateway.metrics.attach(gateway)
     return gateway, Listening("", admin_key, runner_key)

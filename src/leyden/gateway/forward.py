@@ -144,10 +144,15 @@ async def choose(gateway: Gateway, book: Book, translated: Translated, flight: F
         ):
             used["seed"] = seed_of(rollout.seed, called.known.attempt.number, flight.seq)
             rewrites.append("seed")
+        dialect = called.arrival.address.dialect
+        replaced = await gateway.prompts.replace(route, lambda: dialect.engine_body(translated.request, used, model))
+        rewrites += replaced.rewrites
     except BaseException:
         gateway.hold.leave()
         raise
-    return Chosen(translated=translated, flight=flight, route=route, model=model, used=used, rewrites=rewrites)
+    return Chosen(
+        translated=translated, flight=flight, route=route, model=model, used=used, rewrites=rewrites, replaced=replaced
+    )
 
 
 async def send(gateway: Gateway, chosen: Chosen) -> Sent:
@@ -197,6 +202,7 @@ async def _write_intent(gateway: Gateway, chosen: Chosen) -> None:
         request=request.body,
         sampling={"asked": dict(request.asked), "used": dict(chosen.used)},
         rewrites=tuple(chosen.rewrites),
+        slots=chosen.replaced.record,
         started_at=called.arrival.started_at,
         live=called.live,
     )
@@ -214,7 +220,7 @@ async def _ask(gateway: Gateway, chosen: Chosen, relay: Relay | None) -> Sent:
     """The engine's answer. Raises EngineError."""
     called = chosen.translated.called
     dialect = called.arrival.address.dialect
-    body = dialect.engine_body(chosen.translated.request, chosen.used, chosen.model)
+    body = chosen.replaced.body(dialect.engine_body(chosen.translated.request, chosen.used, chosen.model))
     deadline = time.monotonic() + _seconds_left(gateway, called.known)
     headers = splicing.headers(gateway, chosen)
     response = await gateway.upstream.post(

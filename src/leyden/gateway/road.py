@@ -15,6 +15,7 @@ from leyden.gateway.dialects import Body, ModelRequest
 from leyden.gateway.hold import Hold
 from leyden.gateway.ledger import Book, Flight, Settle
 from leyden.gateway.metrics import Metrics
+from leyden.gateway.prompts import NOTHING, Prompts, Replaced
 from leyden.gateway.routing import Route, Router
 from leyden.gateway.siblings import Siblings
 from leyden.gateway.stream import Relay
@@ -44,6 +45,8 @@ class Gateway:
     """Connections to engines."""
     hold: Hold
     """Pause and drain."""
+    prompts: Prompts
+    """What versions put in place of the harness's prompts."""
     live: Book = field(default_factory=lambda: Book(None))
     """Calls without an attempt."""
     metrics: Metrics = field(default_factory=Metrics)
@@ -134,6 +137,8 @@ class Chosen:
     """Effective sampling parameters."""
     rewrites: Sequence[str]
     """Fields that were changed."""
+    replaced: Replaced = NOTHING
+    """What the version's prompts change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,7 +46,7 @@ def check_sampling(config: Config) -> None:
     """Raise ConfigError where a run would sample from a distribution that the update does not train."""
     name = config.learn.policy
     sampling = config.policies[name].sampling
-    if not config.learn.steps:
+    if not config.learn.steps or config.learn.improves_prompts:
         return
     if sampling.temperature == 0:
         raise ConfigError(

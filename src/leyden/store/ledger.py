@@ -120,6 +120,7 @@ def add_policy_version(conn: Connection, store: Store, version: PolicyVersion, *
             step=version.step,
             serving=False,
             created_at=version.created_at or time.time(),
+            prompts=dump(dict(version.prompts), f"the prompts of {version.name}") if version.prompts else None,
         )
     )
     store.changed(conn, TOPIC)
@@ -131,6 +132,13 @@ def policy_versions(conn: Connection, policy: str | None = None) -> list[PolicyV
     if policy is not None:
         query = query.where(policies.c.policy == policy)
     return [_version_of(row) for row in conn.execute(query)]
+
+
+def prompts_of(conn: Connection, policy: str, version: int) -> dict[str, Any]:
+    """The slots of a version; empty for one without prompts and for one that is not registered."""
+    where = and_(policies.c.policy == policy, policies.c.version == version)
+    text = conn.execute(select(policies.c.prompts).where(where)).scalar_one_or_none()
+    return json.loads(text) if text else {}
 
 
 def stage_of(conn: Connection, policy: str, version: int) -> str | None:
@@ -378,4 +386,5 @@ def _version_of(row: Any) -> PolicyVersion:
         run_id=row.run_id,
         step=row.step,
         created_at=row.created_at,
+        prompts=json.loads(row.prompts) if row.prompts else {},
     )

@@ -21,7 +21,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-SCHEMA_VERSION = "0002"
+SCHEMA_VERSION = "0003"
 """Revision that this code reads and writes; equals the head of `migrations/versions`."""
 
 metadata = MetaData()
@@ -122,6 +122,7 @@ calls = Table(
     Column("rewrites", Text, nullable=False),
     Column("started_at", Float(53), nullable=False),
     Column("schema_version", String(8), nullable=False),
+    Column("slots", LargeBinary),
     UniqueConstraint("attempt_id", "digest", "occurrence"),
     Index("ix_calls_attempt", "attempt_id", "seq"),
 )
@@ -225,6 +226,7 @@ policies = Table(
     Column("step", Integer),
     Column("serving", Boolean, nullable=False),
     Column("created_at", Float(53), nullable=False),
+    Column("prompts", Text),
 )
 
 engines = Table(

@@ -291,4 +291,5 @@ def _call(
         retry_count=0 if end is None else end.retry_count,
         usage={} if end is None else json.loads(end.usage),
         live=live,
+        slots={} if row.slots is None else unpack_json(row.slots),
     )

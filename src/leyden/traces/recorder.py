@@ -74,6 +74,9 @@ class Recorder:
         exists."""
         allowed = self._allowed(intent.rollout_id)
         request, altered = self._cleaned(intent.request, "request" in allowed)
+        if intent.slots:  # what the engine read instead holds what the request held
+            slots, changed = self._cleaned(intent.slots, "request" in allowed)
+            intent, altered = replace(intent, slots=slots), altered or changed
         body = _body(intent.call_id, request)
         attempt_id = intent.attempt_id
         link = Link() if attempt_id is None else self._prefixes.body_parent(attempt_id, body)

@@ -126,6 +126,7 @@ def call_row(intent: CallIntent, request: object, request_parent: str | None, sh
         "rewrites": _text(intent.rewrites, f"the rewrites of call {intent.call_id}"),
         "started_at": float(intent.started_at),
         "schema_version": SCHEMA_VERSION,
+        "slots": pack_json(intent.slots, f"the slots of call {intent.call_id}") if intent.slots else None,
     }
 
 

@@ -179,6 +179,30 @@ class ForestData(TypedDict):
     """Branches that are not among these."""
 
 
+class SlotData(TypedDict):
+    """One text of a prompt policy."""
+
+    name: str
+    where: str
+    """In words, for example `system message`."""
+    before: str
+    """What the harness sends; placeholders in single braces."""
+    after: str
+    """What the model reads instead."""
+
+
+class PromptsData(TypedDict, total=False):
+    """How prompts were improved."""
+
+    version: str
+    """`policy@version` of the best ones."""
+    rounds: Sequence[Mapping[str, Any]]
+    """Per round of the search: `step`, `score` and counts of what was spent."""
+    slots: Sequence[SlotData]
+    diff: str
+    """Unified, over all slots; empty where nothing better was found."""
+
+
 class RunData(TypedDict, total=False):
     """What was run, and where."""
 
@@ -213,5 +237,6 @@ class ReportData(TypedDict, total=False):
     transcripts: Sequence[PairData]
     forest: ForestData | None
     """One example group."""
+    prompts: PromptsData
     diagnostics: Sequence[str]
     """Plain sentences about what to know or to do, for example memorised tasks."""

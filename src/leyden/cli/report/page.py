@@ -10,7 +10,7 @@ from importlib import resources
 from typing import Any, get_type_hints
 
 from leyden.base.errors import RecordError
-from leyden.cli.report import forest, sections, svg
+from leyden.cli.report import forest, prompts, sections, svg
 from leyden.cli.report.data import EvaluationData, ReportData
 from leyden.cli.report.glossary import TERMS
 
@@ -26,6 +26,7 @@ def render(data: ReportData) -> str:
         ("result", "Result", _first_screen(data)),
         ("run", "What was run", _what_was_run(data)),
         ("learning", "Learning", sections.learning(data)),
+        *([("prompts", "Prompts", prompts.section(data["prompts"]))] if "prompts" in data else []),
         ("domains", "Domains", sections.domains(data)),
         ("transcripts", "Before and after", sections.transcripts(data)),
         ("outcomes", "Outcomes", sections.outcomes(data)),

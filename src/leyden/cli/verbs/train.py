@@ -15,16 +15,18 @@ from leyden.cli import probing, wiring
 from leyden.cli.finish import finish
 from leyden.cli.holdouts import plan_of
 from leyden.cli.progress import JsonProgress, TextProgress
+from leyden.cli.prompting import check_prompts, reflection_of
 from leyden.cli.trackers import MetricsWriter
 from leyden.cli.verbs.options import DEFAULT_CONFIG, ConfigOption, JsonOption, SetOption, read_config
 from leyden.house import House
 from leyden.learning.explain import explain as explained
 from leyden.learning.explain import text
 from leyden.loop import improve
+from leyden.prompt_loop import improve_prompts
 from leyden.release import holdout
 from leyden.store import ledger
 
-HELP = "Improve a policy: evaluate, imitate demonstrations, reinforce, evaluate again, judge, report."
+HELP = "Improve a policy (its weights, or its prompts): evaluate, learn, evaluate again, judge, report."
 
 
 def command(
@@ -82,6 +84,8 @@ def train(settings: Config, progress: TextProgress | JsonProgress, *, resume: Pa
     )
     stop.install()
     wiring.raise_open_files()
+    if settings.learn.improves_prompts:
+        check_prompts(settings)
     if resume is None and settings.learn.steps:
         probing.before_training(settings, wiring.tasks_of(settings)[0], progress, stop.check)
     with wiring.open_house(settings, progress, resume=resume.resolve() if resume else None, stop=stop) as house:
@@ -90,7 +94,10 @@ def train(settings: Config, progress: TextProgress | JsonProgress, *, resume: Pa
         writer = MetricsWriter(house.folder)
         progress.sink = writer.write
         try:
-            improvement = asyncio.run(improve(house))
+            if settings.learn.improves_prompts:
+                improvement = asyncio.run(improve_prompts(house, reflection_of(house)))
+            else:
+                improvement = asyncio.run(improve(house))
         finally:
             writer.close()
         return finish(house, improvement)

@@ -13,6 +13,7 @@ from leyden.learning.algorithms.distill import Distill
 from leyden.learning.algorithms.global_relative import GlobalRelative
 from leyden.learning.algorithms.group_relative import GroupRelative
 from leyden.learning.algorithms.preference import Preference
+from leyden.learning.algorithms.prompts import OPTIMISERS
 from leyden.learning.algorithms.sft import Sft
 from leyden.learning.backends.base import Surrogate
 
@@ -43,9 +44,15 @@ ALGORITHMS: Mapping[str, Callable[[LearnConfig], Algorithm]] = {
 
 
 def make(config: LearnConfig, folder: Path = Path(".")) -> Algorithm:
-    """The algorithm that `config.algorithm` names; a file is looked for below `folder`. Raises ConfigError."""
+    """The algorithm that `config.algorithm` names; a file is looked for below `folder`. Raises ConfigError.
+
+    One that improves prompts moves no weight; groups that were recorded are then compared as in Dr. GRPO, for whoever
+    looks at them.
+    """
     if recipes.is_custom(config.algorithm):
         return load(config, folder)
+    if config.algorithm in OPTIMISERS:
+        return GroupRelative(name=config.algorithm)
     return ALGORITHMS[config.algorithm](config)
 
 
