@@ -13,6 +13,7 @@ from leyden.cli.finish import finish
 from leyden.cli.progress import JsonProgress, TextProgress
 from leyden.cli.trackers import MetricsWriter
 from leyden.cli.verbs.options import DEFAULT_CONFIG, ConfigOption, JsonOption, SetOption, read_config
+from leyden.learning import algorithms
 from leyden.learning.explain import explain as explained
 from leyden.learning.explain import text
 from leyden.loop import Improvement, improve
@@ -37,7 +38,9 @@ def command(
         raise ConfigError("--resume goes on with the configuration of the run; --set cannot change it")
     if explain:
         path = resume / "config.json" if resume else config
-        found = explained(settings, origins(path, override or []))
+        algorithm = algorithms.make(settings.learn, settings.base_dir)
+        surrogate = algorithms.surrogate_of(settings.learn, algorithm)
+        found = explained(settings, origins(path, override or []), surrogate)
         typer.echo(json.dumps(found) if json_output else text(found))
         return
     progress = JsonProgress() if json_output else TextProgress()
