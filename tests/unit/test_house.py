@@ -56,6 +56,7 @@ LIGHT = (
     "leyden.learning.batch",
     "leyden.learning.schedule",
     "leyden.learning.algorithms",
+    "leyden.learning.explain",
     "leyden.loop",
     "leyden.cli.main",
     "leyden.cli.wiring",

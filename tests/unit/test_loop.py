@@ -2,19 +2,26 @@
 
 import asyncio
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.traces.making import OUTCOMES, make_call, make_trace
 
 from leyden.base.config import Config, from_tree
 from leyden.base.errors import HoldoutError, Interrupted, LearningError
 from leyden.base.records import Rollout, Task
 from leyden.base.tasks import Demo
 from leyden.house import House
-from leyden.loop import improve, reinforce_once
+from leyden.learning.backends.base import Objective
+from leyden.learning.credit import Credit
+from leyden.learning.schedule import TaskOrder
+from leyden.loop import batches_of, improve, reinforce_once
+from leyden.step_report import off_policy
 from leyden.store import Store, ledger, open_store
 from leyden.testing.fake_backend import FakeBackend, Play, ScriptedServices
+from leyden.traces.assemble import assemble
 
 TRAIN = [Task(id=f"train-{i}", split="train", input={"i": i}) for i in range(4)]
 HELD = [Task(id=f"held-{i}", split="holdout", input={"i": 100 + i}) for i in range(3)]
@@ -254,3 +261,61 @@ def test_a_demonstration_of_a_holdout_task_is_refused_when_the_data_set_is_made(
     house = house_of(store, tmp_path, mixed(), config, demos=[Demo(task="held-1", messages=messages)])
     with pytest.raises(HoldoutError, match="'held-1' is 'held-1'"):
         asyncio.run(improve(house))
+
+
+def test_groups_without_a_difference_are_replaced_by_further_tasks_and_counted(store: Store, tmp_path: Path) -> None:
+    right = mixed()
+
+    def play(rollout: Rollout) -> float:
+        return 1.0 if rollout.task.id in dull else right(rollout)
+
+    config = config_of(tmp_path, algorithm="dapo", overlong_buffer=0.0)
+    house = house_of(store, tmp_path, play, config, holdout_tasks=[])
+    order = TaskOrder(TRAIN, 2, config.run.seed)
+    dull = {order.tasks_at(0)[0].id}
+    report = asyncio.run(reinforce_once(house, 0))
+    assert (report["num_refilled"], report["num_groups"], report["num_zero_variance"]) == (1, 3, 1)
+    assert report["zero_variance_tasks"] == sorted(dull)
+    assert report["conservation"] == {"sampled": 36, "trained": 24, "dropped": {"flat_group": 12}}
+    assert isinstance(house.services, ScriptedServices)
+    num_played = len(house.services.played)
+    house.backend = FakeBackend()
+    again = asyncio.run(reinforce_once(house, 0))
+    assert len(house.services.played) == num_played == 12, "a repeated step asks for the same groups"
+    assert {k: v for k, v in again.items() if k != "seconds"} == {k: v for k, v in report.items() if k != "seconds"}
+
+
+def test_refills_end_at_their_bound_and_a_step_without_a_difference_moves_no_weight(
+    store: Store, tmp_path: Path
+) -> None:
+    tasks = [*TRAIN, *(Task(id=f"more-{i}", split="train") for i in range(8))]
+    config = config_of(tmp_path, algorithm="dapo", steps=1, refills=2)
+    house = house_of(store, tmp_path, lambda rollout: 1.0, config, holdout_tasks=[], train_tasks=tasks)
+    report = asyncio.run(reinforce_once(house, 0))
+    assert (report["num_refilled"], report["num_rollouts"], report["num_optimizer_steps"]) == (4, 24, 0)
+    assert report["conservation"]["dropped"] == {"flat_group": 72} and report["conservation"]["trained"] == 0
+
+
+@pytest.mark.parametrize("name", ["dpo", "ppo"])
+def test_pairs_and_a_critic_go_through_the_loop(store: Store, tmp_path: Path, name: str) -> None:
+    house = house_of(store, tmp_path, mixed(), config_of(tmp_path, algorithm=name), holdout_tasks=[])
+    report = asyncio.run(reinforce_once(house, 0))
+    books = report["conservation"]
+    assert books["sampled"] == 24 == books["trained"] + sum(books["dropped"].values())
+    assert books["dropped"] == ({"unpaired": 12} if name == "dpo" else {})
+    assert (report["explained_variance"] is None) == (name == "dpo") and report["staleness"] == 0
+
+
+def test_masked_tokens_leave_the_books_of_the_trained_by_name_and_once() -> None:
+    config = from_tree({"learn": {"epochs": 2}}, base_dir=Path())
+    actions = assemble(
+        [make_trace(f"r{r}", calls=[make_call(f"c{r}")]) for r in range(2)], policy="main", trainable_outcomes=OUTCOMES
+    )
+    credit = Credit(by_rollout={"r0": 1.0, "r1": -1.0}, groups=[])
+    batches = batches_of(config.learn, 0, 0, actions, credit)
+    update = replace(FakeBackend().update(batches, Objective(), 1), num_masked=[3, 3])
+    books = {"conservation": {"sampled": 4, "trained": 4, "dropped": {}}}
+    assert off_policy(books, batches, update) == {
+        "conservation": {"sampled": 4, "trained": 1, "dropped": {"off_policy": 3}}
+    }
+    assert off_policy(books, batches, replace(update, num_masked=[0, 0])) == {}

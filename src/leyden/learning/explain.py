@@ -34,8 +34,11 @@ TERMS: Mapping[str, str] = {
 """Loss per token by surrogate."""
 
 
-def explain(config: Config, origins: Mapping[str, str]) -> dict[str, Any]:
-    """The effective objective as plain JSON. `origins`: key of the configuration to where it was set, if anywhere."""
+def explain(config: Config, origins: Mapping[str, str], surrogate: str | None = None) -> dict[str, Any]:
+    """The effective objective as plain JSON. `origins`: key of the configuration to where it was set, if anywhere.
+
+    `surrogate` is the loss per token where a class of the user's file fixes it; None: that of the recipe.
+    """
     learn = config.learn
     values = learn.model_dump()
     recipe = recipes.recipe_of(learn.algorithm)
@@ -45,7 +48,7 @@ def explain(config: Config, origins: Mapping[str, str]) -> dict[str, Any]:
         "title": recipe.title,
         "source": recipe.source,
         "credit": recipe.credit,
-        "objective": _objective(learn),
+        "objective": _objective(learn, surrogate or recipes.surrogate_of(values)),
         "letters": LETTERS,
         "batch": _arithmetic(config),
         "numbers": {
@@ -77,9 +80,8 @@ def text(found: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _objective(learn: LearnConfig) -> list[str]:
+def _objective(learn: LearnConfig, surrogate: str) -> list[str]:
     """The formula, a line per term."""
-    surrogate = recipes.surrogate_of(learn.model_dump())
     if surrogate == "dpo":
         margin = "sum over tokens of the better of (logp - logp_reference) - the same sum over the worse"
         return [f"mean over pairs of -log sigmoid({learn.dpo_beta:g} * margin)", f"margin = {margin}"]
@@ -181,8 +183,6 @@ def _notes(config: Config) -> list[str]:
         )
     if learn.group_size == 1 and "refills" in recipes.recipe_of(learn.algorithm).keys:
         said.append("Groups of one have nothing to compare: raise learn.group_size, or choose reinforce_pp or ppo.")
-    if recipes.is_custom(learn.algorithm):
-        said.append("The class of the file may fix the loss per token; its credit is what it computes.")
     if not learn.steps:
         said.append("learn.steps is 0: there is no reinforcement step.")
     return said

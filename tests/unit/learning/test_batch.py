@@ -11,7 +11,17 @@ from tests.unit.traces.making import OUTCOMES, make_call, make_trace
 
 from leyden.base.errors import RecordError
 from leyden.base.records import Drop
-from leyden.learning.batch import Batch, Normalisation, build, check, demo_batches, zero_credit_tokens
+from leyden.learning.batch import (
+    ActionKey,
+    Batch,
+    Details,
+    Normalisation,
+    build,
+    check,
+    demo_batches,
+    key_of,
+    zero_credit_tokens,
+)
 from leyden.traces.assemble import Action, assemble
 
 NORMALISATIONS: tuple[Normalisation, ...] = get_args(Normalisation)
@@ -264,3 +274,69 @@ def test_demonstrations_are_each_seen_once_per_epoch_in_new_orders() -> None:
 def test_a_demonstration_without_an_answer_or_a_beginning_is_refused_by_number(demo: Any) -> None:
     with pytest.raises(RecordError, match="demonstration 1"):
         demo_batches([([1, 2, 3], 1), demo], batch_size=2, epochs=1, seed=0)
+
+
+@given(splits, st.data())
+def test_credit_of_single_calls_and_tokens_reaches_exactly_their_labels_and_changes_no_weight(
+    lengths: list[list[int]], data: Any
+) -> None:
+    actions, credit = actions_of(lengths), some_credit(lengths)
+    own: dict[ActionKey, Any] = {}
+    for action in actions:
+        kind = data.draw(st.sampled_from(["rollout", "call", "token"]))
+        if kind == "call":
+            own[key_of(action)] = float(action.num_tokens)
+        elif kind == "token":
+            own[key_of(action)] = np.arange(action.num_tokens, dtype=np.float32) + 0.5
+    plain = build(actions, credit, mini_batches=2)
+    found = build(actions, credit, mini_batches=2, details=Details(credit=own))
+    assert len(found) == len(plain)
+    for batch, before in zip(found, plain, strict=True):
+        check(batch)
+        assert np.array_equal(batch.weight_N, before.weight_N) and batch.rollout_ids == before.rollout_ids
+        for a, key in enumerate(batch.keys_A):
+            mine = batch.credit_N[batch.action_N == a]
+            assert mine.tolist() == np.broadcast_to(own.get(key, credit[key[0]]), mine.shape).tolist()
+
+
+def test_only_actions_whose_credit_is_all_zero_are_skipped() -> None:
+    actions = actions_of([[2, 2], [2]])
+    own: dict[ActionKey, Any] = {
+        ("r0", "r0c0", 0): np.asarray([0.0, 1.0], np.float32),
+        ("r0", "r0c1", 0): 0.0,
+    }
+    (batch,) = build(actions, {"r0": 0.0, "r1": 1.0}, skip_zero_credit=True, details=Details(credit=own))
+    check(batch)
+    assert {key[1] for key in batch.keys_A} == {"r0c0", "r1c0"}
+    assert batch.report["num_zero_credit_tokens"] == 3 and batch.report["num_skipped_tokens"] == 2
+    assert zero_credit_tokens(actions, {"r0": 0.0, "r1": 1.0}, Details(credit=own)) == 3
+
+
+@given(st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=3), min_size=2, max_size=8), st.integers(1, 5))
+def test_the_rollouts_of_a_pair_stay_in_one_optimizer_step_and_pairs_weigh_the_same(
+    lengths: list[list[int]], mini_batches: int
+) -> None:
+    num_pairs = len(lengths) // 2
+    lengths = lengths[: 2 * num_pairs]
+    pair = {f"r{r}": f"p{r % num_pairs}" for r in range(len(lengths))}  # across groups, the hardest case
+    credit = {f"r{r}": 1.0 if r < num_pairs else -1.0 for r in range(len(lengths))}
+    batches = build(actions_of(lengths), credit, mini_batches=mini_batches, details=Details(pair=pair))
+    assert sum(len(batch.rollout_ids) for batch in batches) == len(lengths)
+    for batch in batches:
+        check(batch)
+        assert batch.pair_A is not None
+        names = [pair[i] for i in batch.rollout_ids]
+        assert all(names.count(name) == 2 for name in names)
+        assert len(set(batch.pair_A.tolist())) == len(set(names))
+        assert batch.weight_N == pytest.approx(np.full(batch.num_labels, 2 / len(names)))
+
+
+def test_values_and_targets_stand_with_their_actions_and_nan_where_there_are_none() -> None:
+    details = Details(value={("r0", "r0c0", 0): 0.5}, target={("r0", "r0c0", 0): 0.75})
+    (batch,) = build(actions_of([[2, 1]]), {"r0": 1.0}, details=details)
+    check(batch)
+    assert batch.value_A is not None and batch.target_A is not None and batch.pair_A is None
+    assert batch.value_A[0] == 0.5 and batch.target_A[0] == 0.75
+    assert np.isnan(batch.value_A[1]) and np.isnan(batch.target_A[1])
+    with pytest.raises(AssertionError):
+        check(replace(batch, target_A=np.zeros(1, np.float32)))

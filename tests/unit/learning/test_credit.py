@@ -9,9 +9,30 @@ from hypothesis import strategies as st
 from tests.unit.traces.making import OUTCOMES, make_call, make_trace
 
 from leyden.base.config import LearnConfig
-from leyden.base.records import Drop, Outcome, Trace
-from leyden.learning.algorithms import Algorithm, GroupRelative, Sft, make, surrogate_of
-from leyden.learning.credit import apply_credit, credit_groups
+from leyden.base.records import Drop, Outcome, Reward, Trace
+from leyden.learning.algorithms import (
+    ActorCritic,
+    Algorithm,
+    Discounted,
+    Distill,
+    GlobalRelative,
+    GroupRelative,
+    Preference,
+    Sft,
+    make,
+    surrogate_of,
+)
+from leyden.learning.batch import Details
+from leyden.learning.credit import (
+    apply_credit,
+    credit_alone,
+    credit_groups,
+    drop_flat,
+    drop_unpaired,
+    explained_variance,
+    scored_groups,
+)
+from leyden.learning.evidence import Evidence, step_rewards
 from leyden.traces.assemble import Assembly, assemble
 
 rewards = st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=12)
@@ -165,3 +186,85 @@ def test_the_order_of_traces_changes_no_credit(order: list[int]) -> None:
     found = credit_groups(assembled(*(traces[k] for k in order)), GRPO)
     assert found == replace(expected, by_rollout=found.by_rollout)
     assert dict(found.by_rollout) == dict(expected.by_rollout)
+
+
+def test_calls_of_a_rollout_can_have_credit_of_their_own_and_choices_of_a_call_share_it() -> None:
+    calls = [make_call("c0", completions=[(7,), (8, 9)]), make_call("c1", seq=1)]
+    traces = [make_trace("r0", calls=calls, reward=1.0), make_trace("r1", reward=0.0)]
+    assembly = assembled(*traces)
+    credit = credit_groups(assembly, Discounted(gamma=0.5))
+    assert credit.by_rollout == {"r0": 0.5, "r1": -0.5}
+    assert {(a.call_id, a.choice_index): credit.of(a) for a in assembly.actions} == {
+        ("c0", 0): 0.25,
+        ("c0", 1): 0.25,
+        ("c1", 0): 0.5,
+    }
+
+
+def test_the_reward_of_a_call_of_another_policy_counts_for_the_own_call_before_it() -> None:
+    calls = [
+        make_call("early", policy="other"),
+        make_call("c0", seq=1),
+        make_call("between", seq=2, policy="other"),
+        make_call("c1", seq=3),
+    ]
+    trace = make_trace("r0", calls=calls, reward=1.0)
+    values = {"early": 100.0, "c0": 1.0, "between": 2.0, "c1": 4.0}
+    trace = replace(trace, rewards=[Reward(name="step", value=v, call_id=c) for c, v in values.items()])
+    (group,) = scored_groups(assembled(trace), Evidence(step_rewards=step_rewards([trace], 10.0)))
+    assert [(call.call_id, call.reward) for call in group.rollouts[0].calls] == [("c0", 30.0), ("c1", 40.0)]
+
+
+def test_a_dropped_call_of_the_policy_still_counts_in_the_comparison() -> None:
+    # The second call is overlong (99 tokens of at most 50): its reward still moves the credit of the first.
+    calls = [make_call("c0"), make_call("c1", seq=1, prompt=range(99))]
+    evidence = Evidence(step_rewards={"c1": 8.0})
+    credit = credit_groups(assembled(make_trace("r0", calls=calls)), Discounted(gamma=0.5, step_rewards=True), evidence)
+    assert credit.details.credit["r0", "c0", 0] == pytest.approx((0.0 - 4.0) + 0.5 * (8.0 - 4.0))
+
+
+def test_groups_without_a_difference_are_dropped_by_name_when_they_are_replaced() -> None:
+    traces = [
+        make_trace(f"{g}{k}", group_id=g, calls=[make_call(f"{g}c{k}")], reward=float(v))
+        for g, values in {"a": (1, 1), "b": (0, 1), "c": (1,)}.items()
+        for k, v in enumerate(values)
+    ]
+    assembly = assembled(*traces)
+    after, credit = drop_flat(assembly, credit_groups(assembly, GRPO))
+    assert after.dropped == {Drop.FLAT_GROUP: 6} and after.trained == 4
+    assert set(credit.by_rollout) == {"b0", "b1"}
+    assert len(credit.zero_variance_tasks) == 1 and credit.num_singletons == 1, "the report still counts them"
+
+
+def test_a_pair_that_lost_all_tokens_of_one_side_is_not_trained_and_counted() -> None:
+    traces = [
+        make_trace("r0", calls=[make_call("a")], reward=3.0),
+        make_trace("r1", calls=[make_call("b")], reward=2.0),
+        make_trace("r2", calls=[make_call("c")], reward=1.0),
+        make_trace("r3", calls=[make_call("d", prompt=range(99))], reward=0.0),  # overlong
+    ]
+    before, algorithm = assembled(*traces), Preference()
+    credit = credit_groups(before, algorithm)
+    assembly = apply_credit(before, credit, algorithm)
+    assembly, credit = drop_unpaired(assembly, credit)
+    assert dict(credit.by_rollout) == {"r1": 1.0, "r2": -1.0}
+    assert assembly.dropped == {Drop.OVERLONG: 2, Drop.UNPAIRED: 2} and assembly.trained == 4
+
+
+def test_values_reach_the_critic_and_come_back_as_targets() -> None:
+    trace = make_trace("r0", calls=[make_call("c0"), make_call("c1", seq=1)], reward=1.0)
+    values = {("r0", "c0", 0): 0.5, ("r0", "c1", 0): 0.25}
+    credit = credit_groups(assembled(trace), ActorCritic(gae_lambda=0.0), Evidence(values=values))
+    assert credit.details.value == values
+    assert credit.details.credit == {("r0", "c0", 0): -0.25, ("r0", "c1", 0): 0.75}
+    assert credit.details.target == {("r0", "c0", 0): 0.25, ("r0", "c1", 0): 1.0}
+    assert explained_variance(credit.details) == pytest.approx(1 - np.var([-0.25, 0.75]) / np.var([0.25, 1.0]))
+    assert explained_variance(Details()) is None
+
+
+def test_credit_that_takes_more_than_whole_groups_is_not_given_outside_a_run() -> None:
+    trace = make_trace("r0", calls=[make_call("a")])
+    for algorithm in (GlobalRelative(), ActorCritic(), Distill()):
+        assert credit_alone([trace], assembled(trace), algorithm, LearnConfig()) is None
+    found = credit_alone([trace], assembled(trace), GRPO, LearnConfig())
+    assert found is not None and found.by_rollout == {"r0": 0.0}

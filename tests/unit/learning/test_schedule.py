@@ -125,3 +125,23 @@ def test_success_is_what_the_caller_says_it_is() -> None:
     history = [group("t", 0.95, 0.9), group("u", 0.1, -1.0)]
     found = diagnose(history, success=0.9, failure=0.1)
     assert (found.memorised, found.hopeless) == (["t"], ["u"])
+
+
+def test_further_tasks_of_a_step_are_others_the_same_whenever_asked_and_do_not_move_the_order() -> None:
+    tasks = [Task(id=f"t{i}") for i in range(9)]
+    order = TaskOrder(tasks, 3, seed=1)
+    first = [task.id for task in order.tasks_at(4)]
+    more = [task.id for task in order.refill_at(4, 0, 2, set(first))]
+    assert len(set(first) | set(more)) == 5
+    assert [task.id for task in order.tasks_at(5)] == [task.id for task in TaskOrder(tasks, 3, seed=1).tasks_at(5)]
+    assert [task.id for task in TaskOrder(tasks[::-1], 3, seed=1).refill_at(4, 0, 2, set(first))] == more
+    assert len(order.refill_at(4, 1, 9, {*first, *more})) == 4, "no more than there are"
+    assert len({tuple(t.id for t in order.refill_at(step, 0, 4, ())) for step in range(5)}) > 1
+
+
+def test_groups_asked_for_later_in_a_step_have_ids_and_seeds_of_their_own() -> None:
+    tasks = [Task(id=f"t{i}") for i in range(2)]
+    first = plan_step("run", 0, tasks, 2, {"main": 0})
+    again = plan_step("run", 0, tasks, 2, {"main": 0}, first_place=2)
+    for field in ("id", "group_id", "seed"):
+        assert not {getattr(r, field) for r in first} & {getattr(r, field) for r in again}

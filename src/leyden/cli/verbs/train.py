@@ -19,6 +19,7 @@ from leyden.cli.prompting import check_prompts, reflection_of
 from leyden.cli.trackers import MetricsWriter
 from leyden.cli.verbs.options import DEFAULT_CONFIG, ConfigOption, JsonOption, SetOption, read_config
 from leyden.house import House
+from leyden.learning import algorithms
 from leyden.learning.explain import explain as explained
 from leyden.learning.explain import text
 from leyden.loop import improve
@@ -44,7 +45,9 @@ def command(
     settings = resumed_config(resume, override or []) if resume else read_config(config, override)
     if explain:
         path = resume / "config.json" if resume else config
-        found = explained(settings, origins(path, override or []))
+        algorithm = algorithms.make(settings.learn, settings.base_dir)
+        surrogate = algorithms.surrogate_of(settings.learn, algorithm)
+        found = explained(settings, origins(path, override or []), surrogate)
         typer.echo(json.dumps(found) if json_output else text(found))
         return
     progress = JsonProgress() if json_output else TextProgress()

@@ -48,7 +48,7 @@ def pair_margins(batch: Batch, logp_N: Wide, logp_reference_N: Wide, beta: float
     """beta * sum over the labels of each pair of credit * (logp - reference), credit being 1 or -1; shape (P,)."""
     assert batch.pair_A is not None
     gain_N = batch.credit_N.astype(np.float64) * (logp_N - logp_reference_N)
-    return beta * np.bincount(batch.pair_A[batch.action_N], gain_N)
+    return np.bincount(batch.pair_A[batch.action_N], beta * gain_N).astype(np.float64, copy=False)
 
 
 def pair_terms(batch: Batch, margin_P: Wide, beta: float) -> tuple[Wide, Wide]:
