@@ -7,7 +7,7 @@ import typer
 
 from leyden.base.config import Config, load
 from leyden.base.errors import ConfigError
-from leyden.cli import probing, wiring
+from leyden.cli import wiring
 from leyden.cli.finish import finish
 from leyden.cli.progress import JsonProgress, TextProgress
 from leyden.cli.trackers import MetricsWriter
@@ -51,6 +51,8 @@ def train(
     stop.install()
     wiring.raise_open_files()
     if resume is None and settings.learn.steps:
+        from leyden.cli import probing  # gateway and runner at once: only a run that probes waits for their import
+
         probing.before_training(settings, wiring.tasks_of(settings)[0], progress, stop.check)
     with wiring.open_house(settings, progress, resume=resume.resolve() if resume else None, stop=stop) as house:
         progress.say(f"Run {house.run_id}: everything about it is in {house.folder}")
