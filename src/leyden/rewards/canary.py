@@ -21,13 +21,15 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from leyden.base.config import RewardsConfig
 from leyden.base.errors import VerifierError
 from leyden.base.records import Reward, Trace
 from leyden.rewards.components import SINGLE, Total
-from leyden.rewards.verifiers import Verifier
+
+if TYPE_CHECKING:  # the loop needs the mathematics and not the libraries of verifiers
+    from leyden.rewards.verifiers import Verifier
 
 CANARY = "canary"
 """Source, and name, of the hidden verifier's number."""
@@ -43,7 +45,7 @@ def is_canary(task_id: str, share: float) -> bool:
     return number < share * 2**64
 
 
-async def look(verifier: Verifier, config: RewardsConfig, trace: Trace, workspace: Path) -> list[Reward]:
+async def look(verifier: "Verifier", config: RewardsConfig, trace: Trace, workspace: Path) -> list[Reward]:
     """The hidden verifier's number for a training rollout at a canary task; empty for others.
 
     A hidden verifier that fails is logged and gives none: it must not change what is trained.

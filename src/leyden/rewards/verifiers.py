@@ -148,6 +148,12 @@ def _check_builtin(config: Config, tasks: Sequence[Task]) -> None:
         own = {name: of for name, of in rewards.settings.items() if name in library.names_in(verifier)}
         made = library.make(verifier, own, config.base_dir)
         made.check(tasks)
+        names = [name for member, _ in made.parts for name in member.components]
+        if verifier == rewards.verifier and len(names) > 1 and not rewards.weights and not rewards.schedule:
+            raise VerifierError(
+                f"{verifier} gives {', '.join(names)} and there are no weights; set rewards.weights, for example "
+                f"{{ {names[0]} = 1.0 }}"
+            )
         for member, settings in made.parts:
             limit = getattr(settings, "timeout_s", 0.0)
             if limit >= rewards.timeout_s:

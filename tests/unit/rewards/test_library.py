@@ -168,8 +168,16 @@ async def test_a_builtin_runs_in_a_worker_and_is_checked_with_the_tasks(tmp_path
     ("rewards", "says"),
     [
         ({"verifier": "verify.py:verify", "settings": {"exact": {}}}, "no built-in verifier of that name is used"),
-        ({"verifier": "builtin:unit_tests", "settings": {"unit_tests": {"tests": "t", "timeout_s": 60}}}, "not below"),
+        (
+            {
+                "verifier": "builtin:unit_tests",
+                "weights": {"unit_tests": 1},
+                "settings": {"unit_tests": {"tests": "t", "timeout_s": 60}},
+            },
+            "not below",
+        ),
         ({"verifier": "builtin:exact", "canary_verifier": "builtin:none"}, "no built-in verifier 'none'"),
+        ({"verifier": "builtin:sql_rows"}, "there are no weights; set rewards.weights, for example { sql_rows = 1.0 }"),
         ({"verifier": "builtin:exact", "clip": {"exact": [1, 0]}}, "is empty"),
     ],
 )

@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
@@ -20,14 +20,15 @@ from leyden.base.records import Attempt, Outcome, Rollout, RolloutState, Task, T
 from leyden.cli import wiring
 from leyden.cli.processes import Child
 from leyden.cli.verbs.options import DEFAULT_CONFIG, ConfigOption, JsonOption, SetOption, read_config
-from leyden.rewards import judge_check
 from leyden.rewards.agreement import Agreement, agreement
 from leyden.rewards.evidence import task_dict, trace_dict
-from leyden.rewards.judge import Ask, Messages, ask_at, open_judge
 from leyden.runner.environment import openai_url
 from leyden.store import lookups, queue
 from leyden.store.base import Store
 from leyden.traces.reader import Reader
+
+if TYPE_CHECKING:
+    from leyden.rewards.judge import Ask, Messages
 
 HELP = "Check the model that judges: agreement with labels or rules, preference for a position, preference for length."
 
@@ -77,6 +78,9 @@ def compare(settings: Config, traces: Sequence[Trace], against: str) -> tuple[st
 
 def ask_about(settings: Config, store: Store, traces: Sequence[Trace], samples: int) -> dict[str, Any]:
     """Position and length bias on recorded answers, through a gateway that serves the judge alone."""
+    from leyden.rewards import judge_check
+    from leyden.rewards.judge import ask_at, open_judge
+
     judge = settings.rewards.judge
     scorer = open_judge(settings)
     assert scorer is not None
@@ -96,7 +100,7 @@ def ask_about(settings: Config, store: Store, traces: Sequence[Trace], samples: 
     ][:samples]
     rubric = settings.resolve(judge.rubric).read_text(encoding="utf-8")
 
-    async def ask_all(ask: Ask) -> dict[str, Any]:
+    async def ask_all(ask: "Ask") -> dict[str, Any]:
         async def score(task: Any, said: str) -> float | None:
             return (await scorer.judge(ask, task, said)).score
 
@@ -108,10 +112,10 @@ def ask_about(settings: Config, store: Store, traces: Sequence[Trace], samples: 
         return asyncio.run(ask_all(ask_at(base_url, key, judge)))
 
 
-def _lenient(ask: Ask) -> Ask:
+def _lenient(ask: "Ask") -> "Ask":
     """A pair without an answer counts as none: the check goes on with the others."""
 
-    async def one(messages: Messages) -> str:
+    async def one(messages: "Messages") -> str:
         try:
             return await ask(messages)
         except VerifierError:

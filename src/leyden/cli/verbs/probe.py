@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from leyden.base.errors import ConfigError, TaskError
-from leyden.cli import probing, wiring
+from leyden.cli import wiring
 from leyden.cli.progress import JsonProgress, TextProgress
 from leyden.cli.verbs.options import DEFAULT_CONFIG, ConfigOption, JsonOption, SetOption, read_config
 from leyden.rewards.probes import probes_of
@@ -41,6 +41,8 @@ def command(
         settings = settings.model_copy(update={"probes": settings.probes.model_copy(update={"tasks": tasks})})
     progress = JsonProgress() if json_output else TextProgress()
     wiring.raise_open_files()
+    from leyden.cli import probing
+
     results = probing.run_probes(settings, train or val, probes, progress)
     _show(results, json_output)
     if any(result.won for result in results):

@@ -11,7 +11,7 @@ import typer
 from leyden.base.config import Config, load, origins
 from leyden.base.errors import ConfigError
 from leyden.base.tasks import fingerprint
-from leyden.cli import probing, wiring
+from leyden.cli import wiring
 from leyden.cli.finish import finish
 from leyden.cli.holdouts import plan_of
 from leyden.cli.progress import JsonProgress, TextProgress
@@ -90,6 +90,8 @@ def train(settings: Config, progress: TextProgress | JsonProgress, *, resume: Pa
     if settings.learn.improves_prompts:
         check_prompts(settings)
     if resume is None and settings.learn.steps:
+        from leyden.cli import probing  # gateway and runner at once: only a run that probes waits for their import
+
         probing.before_training(settings, wiring.tasks_of(settings)[0], progress, stop.check)
     with wiring.open_house(settings, progress, resume=resume.resolve() if resume else None, stop=stop) as house:
         progress.say(f"Run {house.run_id}: everything about it is in {house.folder}")
