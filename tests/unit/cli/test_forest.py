@@ -4,20 +4,26 @@ import io
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.console import Console
 from tests.unit.cli.calling import Caller
 from tests.unit.traces.making import OUTCOMES, make_call, make_trace
 
+from leyden.base.config import from_tree
 from leyden.cli import forest_tree
+from leyden.cli.finish import _example_forest
 from leyden.cli.report import forest, render
 from leyden.cli.report.data import ForestData
 from leyden.store import lookups, open_store
 from leyden.testing.fake_engine import FakeEngine
+from leyden.testing.running import start_attempt
 from leyden.testing.scripted import Behaviour, Reply
 from leyden.traces.assemble import assemble
 
+POLICY = {"policies": {"main": {"model": "absent"}}}
 ATTACK = "<script>alert(1)</script>"
 
 
@@ -105,3 +111,22 @@ def test_inspect_draws_a_rollout_and_a_group(leyden: Caller, project: Path, engi
     whole = leyden("inspect", group, "--forest", *without, "--json").rows[0]
     assert whole["num_answers"] == 3 and whole["branches"][0]["num_rows"] == 3
     assert whole["num_trained"] == whole["num_sampled"] > 0
+
+
+def test_the_report_takes_the_group_that_its_run_asked_for_last(tmp_path: Path) -> None:
+    store = open_store(f"sqlite:///{tmp_path / 'leyden.db'}")
+    try:
+        for group in ("g1", "g1", "g2", "g2"):
+            start_attempt(store, run_id="mine", group_id=group)
+        start_attempt(store, run_id="another", group_id="g3")
+        start_attempt(store, run_id="mine", group_id="v", mode="val")
+        ids = store.read(lambda connection: lookups.newest_group(connection, "mine"))
+        assert {store.read(lambda connection, i=i: lookups.find(connection, i)).group_id for i in ids} == {"g2"}
+        assert len(ids) == 2
+        house: Any = SimpleNamespace(store=store, run_id="mine", config=from_tree(POLICY, base_dir=tmp_path))
+        data = _example_forest(house)
+        assert data is not None and "2 rollouts" in data["title"] and data["branches"] == []
+        house.run_id = "nothing"
+        assert _example_forest(house) is None
+    finally:
+        store.close()

@@ -2,7 +2,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.traces.making import OUTCOMES, make_call, make_trace
 
@@ -48,6 +48,7 @@ def test_sampled_tokens_before_the_window_are_dropped_and_counted() -> None:
     st.lists(st.integers(1, 12), min_size=1, max_size=3),
     st.integers(2, 15),
 )
+@settings(deadline=None)
 def test_a_window_conserves_tokens_and_their_logprobs(prompt: int, completions: list[int], limit: int) -> None:
     calls = [
         make_call(f"c{seq}", prompt=range(prompt), completions=[range(100, 100 + n) for n in completions], seq=seq)

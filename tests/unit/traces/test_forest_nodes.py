@@ -2,7 +2,7 @@ import sys
 from collections import Counter
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leyden.base.records import IntArray
@@ -17,6 +17,7 @@ def arrays(sequences: list[list[int]]) -> list[IntArray]:
 
 
 @given(rows)
+@settings(deadline=None)
 def test_nodes_cover_every_token_once_and_branch_only_at_their_end(sequences: list[list[int]]) -> None:
     forest = build_forest(arrays(sequences))
     nodes = compress(forest)
@@ -33,6 +34,7 @@ def test_nodes_cover_every_token_once_and_branch_only_at_their_end(sequences: li
 
 
 @given(rows)
+@settings(deadline=None)
 def test_the_level_of_a_node_is_the_number_of_nodes_above_it(sequences: list[list[int]]) -> None:
     nodes = compress(build_forest(arrays(sequences)))
     for k, parent in enumerate(nodes.parent_K.tolist()):
@@ -40,6 +42,7 @@ def test_the_level_of_a_node_is_the_number_of_nodes_above_it(sequences: list[lis
 
 
 @given(rows)
+@settings(deadline=None)
 def test_the_rows_through_a_token_are_those_that_begin_with_its_prefix(sequences: list[list[int]]) -> None:
     forest = build_forest(arrays(sequences))
     expected = [0] * len(forest.tokens_U)
