@@ -98,7 +98,7 @@ def message_events(answer: Mapping[str, Any]) -> Sequence[bytes]:
     parts: list[dict[str, Any]] = [{"type": "message_start", "message": start}, {"type": "ping"}]
     for index, block in enumerate(answer["content"]):
         if block["type"] == "text":
-            opened = {"type": "text", "text": ""}
+            opened: dict[str, Any] = {"type": "text", "text": ""}
             deltas = [{"type": "text_delta", "text": character} for character in block["text"]]
         else:
             opened = {**block, "input": {}}

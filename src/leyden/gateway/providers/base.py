@@ -182,7 +182,7 @@ class Translated:
 def chunks_of(answer: Body, path: str) -> list[Body]:
     """A whole answer as the chunks that a stream of it would have had, with everything it says of tokens."""
     chat = path == "chat/completions"
-    head = {key: answer[key] for key in ("id", "created", "model") if key in answer}
+    head: Body = {key: answer[key] for key in ("id", "created", "model") if key in answer}
     head["object"] = "chat.completion.chunk" if chat else "text_completion"
     chunks: list[Body] = []
     for choice in answer.get("choices") or ():
