@@ -213,11 +213,7 @@ def _calls(conn: Connection, where: Any) -> list[Call]:
         return np.concatenate([seen[: end.shared_tokens], tail])
 
     _resolve(ends, lambda call_id: ends[call_id].prompt_parent, prompt_of, prompts)
-    live = {}
-    if any(row.origin == "live" for row in rows.values()):
-        live = {
-            row.call_id: live_of(row) for row in conn.execute(select(live_calls).where(live_calls.c.call_id.in_(mine)))
-        }
+    live = _live(conn, mine) if any(row.origin == "live" for row in rows.values()) else {}
     order = sorted(rows.values(), key=lambda row: (row.attempt_id or "", row.seq, row.started_at, row.call_id))
     return [
         _call(
@@ -230,6 +226,12 @@ def _calls(conn: Connection, where: Any) -> list[Call]:
         )
         for row in order
     ]
+
+
+def _live(conn: Connection, ids: Any) -> dict[str, LiveOrigin]:
+    """Who is behind live calls."""
+    rows = conn.execute(select(live_calls).where(live_calls.c.call_id.in_(ids)))
+    return {row.call_id: live_of(row) for row in rows}
 
 
 def _resolve(

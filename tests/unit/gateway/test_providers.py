@@ -292,7 +292,7 @@ def test_a_policy_of_a_provider_is_never_trainable(tmp_path: Any) -> None:
 
 @pytest.mark.parametrize(
     ("policy", "said"),
-    [({"provider": "q"}, "known: p"), ({"engine": "http://x"}, "keep one"), ({"model": ""}, "model is empty")],
+    [({"provider": "q"}, "is not there"), ({"engine": "http://x"}, "keep one"), ({"model": ""}, "model is empty")],
 )
 def test_a_policy_of_a_provider_must_fit_it(policy: dict[str, Any], said: str, tmp_path: Any) -> None:
     with pytest.raises(ConfigError, match=said):
