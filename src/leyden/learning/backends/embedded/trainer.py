@@ -80,7 +80,7 @@ class Trainer:
         """Optimizer steps ever made."""
         self.reference: dict[str, Tensor] | None = None
         """Trained parameters at the first update with a KL term: the policy that KL is measured from."""
-        width = int(loaded.head.weight.shape[1])  # type: ignore[union-attr,index]
+        width = int(loaded.head.weight.shape[1])  # type: ignore[index]
         self.critic = Critic(width, loaded.device) if recipes.recipe_of(learn.algorithm).critic else None
         """The value head, for algorithms that have one."""
         matrices = [p for p in self.parameters.values() if p.ndim >= 2]
