@@ -266,7 +266,7 @@ def test_a_demonstration_of_a_holdout_task_is_refused_when_the_data_set_is_made(
 def test_groups_without_a_difference_are_replaced_by_further_tasks_and_counted(store: Store, tmp_path: Path) -> None:
     right = mixed()
 
-    def play(rollout: Rollout) -> float:
+    def play(rollout: Rollout) -> float | None:
         return 1.0 if rollout.task.id in dull else right(rollout)
 
     config = config_of(tmp_path, algorithm="dapo", overlong_buffer=0.0)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from leyden.base.config import LearnConfig
+from leyden.base.errors import ObjectiveError
 from leyden.base.records import Drop, FloatArray, Trace
 from leyden.learning.algorithms.base import Algorithm, Award, ScoredCall, ScoredGroup, ScoredRollout
 from leyden.learning.batch import NO_DETAILS, ActionKey, Details, key_of
@@ -87,15 +88,19 @@ def credit_groups(assembly: Assembly, algorithm: Algorithm, evidence: Evidence |
     """Credit of every rollout that has a trainable outcome and a reward, before any token is dropped.
 
     A rollout counts in its group even if all its calls are dropped or it made none; a rollout that is
-    excluded (`Scored.drop`) does not. The order of the assembly does not matter.
+    excluded (`Scored.drop`) does not. The order of the assembly does not matter. Raises ObjectiveError for an
+    algorithm that gives what is no finite number, or not one award to each rollout.
     """
     alive = {action.rollout_id for action in assembly.actions if action.drop is None and action.num_tokens}
     groups = scored_groups(assembly, evidence or Evidence())
     awards = algorithm.award(groups)
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    assert len(awards) == len(rollouts), f"{algorithm.name} gave {len(awards)} awards to {len(rollouts)} rollouts"
+    if len(awards) != len(rollouts):
+        raise ObjectiveError(
+            f"{algorithm.name} gave {len(awards)} awards to {len(rollouts)} rollouts; give one to each"
+        )
     return Credit(
-        by_rollout={r.rollout_id: _finite(award.rollout, algorithm) for r, award in zip(rollouts, awards, strict=True)},
+        by_rollout={r.rollout_id: _number(award.rollout, algorithm) for r, award in zip(rollouts, awards, strict=True)},
         groups=[
             GroupStats(
                 group_id=group.group_id,
@@ -195,8 +200,14 @@ def _details(rollouts: Sequence[ScoredRollout], awards: Sequence[Award], algorit
     return Details(credit=credit, value=value, target=target, pair=pair)
 
 
+def _number(credit: float, algorithm: Algorithm) -> float:
+    _finite(credit, algorithm)
+    return credit
+
+
 def _finite(credit: float | FloatArray, algorithm: Algorithm) -> float | FloatArray:
-    assert bool(np.isfinite(credit).all()), f"{algorithm.name} gave the credit {credit}; it must be finite"
+    if not bool(np.isfinite(credit).all()):
+        raise ObjectiveError(f"{algorithm.name} gave the credit {credit}; credit is a finite number: mend its file")
     return credit
 
 
@@ -252,9 +263,9 @@ def drop_unpaired(assembly: Assembly, credit: Credit) -> tuple[Assembly, Credit]
         else action
         for action in assembly.actions
     ]
-    pair = {i: name for i, name in credit.details.pair.items() if i not in broken}
-    by_rollout = {i: value for i, value in credit.by_rollout.items() if i in pair}
+    left = {i: name for i, name in credit.details.pair.items() if i not in broken}
+    by_rollout = {i: value for i, value in credit.by_rollout.items() if i in left}
     return (
         balanced(assembly.rollouts, actions, assembly.sampled, assembly.num_calls_without_choices),
-        replace(credit, by_rollout=by_rollout, details=replace(credit.details, pair=pair)),
+        replace(credit, by_rollout=by_rollout, details=replace(credit.details, pair=left)),
     )

@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 from tests.unit.learning.scored import group, outcomes, rollout
+from tests.unit.traces.making import OUTCOMES, make_call, make_trace
 
 from leyden.base.config import LearnConfig
-from leyden.base.errors import ConfigError
+from leyden.base.errors import ConfigError, ObjectiveError
 from leyden.learning.algorithms import make, surrogate_of
+from leyden.learning.credit import credit_groups
+from leyden.traces.assemble import assemble
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "learning.md"
 
@@ -90,3 +93,18 @@ def test_a_file_that_is_not_there_and_a_surrogate_that_is_fixed_are_refused(tmp_
     with pytest.raises(ConfigError, match=r"learn\.surrogate = 'ppo_clip' would do nothing: .* uses nll"):
         make(config(surrogate="ppo_clip"), written(tmp_path, fixed))
     assert surrogate_of(config(), make(config(), written(tmp_path, fixed))) == "nll"
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("return [float('nan') for _ in rewards_G]", "gave the credit nan; credit is a finite number"),
+        ("return [1.0]", "gave 1 awards to 2 rollouts"),
+    ],
+)
+def test_credit_that_is_none_is_refused_by_the_name_of_the_class(tmp_path: Path, body: str, said: str) -> None:
+    text = PLAIN.replace("return [self.gamma * reward for reward in rewards_G]", body)
+    traces = [make_trace(f"r{k}", calls=[make_call(f"c{k}")], reward=float(k)) for k in range(2)]
+    assembly = assemble(traces, policy="main", trainable_outcomes=OUTCOMES)
+    with pytest.raises(ObjectiveError, match=f"Mine {said}"):
+        credit_groups(assembly, make(config(), written(tmp_path, text)))

@@ -1,6 +1,7 @@
 """Each algorithm raises the reward of a tiny model, and PPO's critic is what makes it learn where it matters."""
 
 from statistics import mean
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from leyden.base.records import Trace
 from leyden.learning.backends.embedded.model import LoadedModel
 from leyden.learning.backends.embedded.trainer import Trainer
 
-SETTINGS = {
+SETTINGS: dict[str, dict[str, Any]] = {
     "gspo": {"mini_batches": 2, "epochs": 2, "clip_low": 0.2, "clip_high": 0.2},
     "cispo": {"mini_batches": 2, "epochs": 2},
     "dapo": {"refills": 1, "mini_batches": 2, "epochs": 2},
@@ -61,7 +62,7 @@ class Luck:
         ]
 
 
-def merits(**learn: object) -> tuple[list[float], Toy]:
+def merits(**learn: Any) -> tuple[list[float], Toy]:
     """Share of good tokens of each step."""
     luck = Luck()
     toy = Toy(luck, algorithm="ppo", gamma=1.0, learning_rate=0.005, epochs=2, value_clip=0.0, **learn)
