@@ -121,7 +121,8 @@ def test_the_report_takes_the_group_that_its_run_asked_for_last(tmp_path: Path) 
         start_attempt(store, run_id="another", group_id="g3")
         start_attempt(store, run_id="mine", group_id="v", mode="val")
         ids = store.read(lambda connection: lookups.newest_group(connection, "mine"))
-        assert {store.read(lambda connection, i=i: lookups.find(connection, i)).group_id for i in ids} == {"g2"}
+        found = store.read(lambda connection: [lookups.find(connection, one) for one in ids])
+        assert {rollout.group_id for rollout in found} == {"g2"}
         assert len(ids) == 2
         house: Any = SimpleNamespace(store=store, run_id="mine", config=from_tree(POLICY, base_dir=tmp_path))
         data = _example_forest(house)
