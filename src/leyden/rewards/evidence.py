@@ -4,13 +4,12 @@ Promises: the same trace gives the same evidence; text, tool calls and messages 
 the harness speaks; the judge's own calls are not part of it. Does not score.
 """
 
-import contextlib
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from leyden.base.records import Call, Task, Trace
 from leyden.traces.conversation import messages_of
+from leyden.traces.tool_calls import tool_calls
 
 
 def task_dict(task: Task) -> dict[str, Any]:
@@ -60,21 +59,6 @@ def text_of(call: Call) -> str:
     return _joined(response.get("content"))
 
 
-def tool_calls_of(response: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """Tool calls of an answer as `{"id", "name", "arguments"}`; arguments that are no JSON stay text."""
-    found: list[dict[str, Any]] = []
-    for choice in (response or {}).get("choices") or []:
-        for call in (choice.get("message") or {}).get("tool_calls") or []:
-            function = call.get("function") or {}
-            found.append(_tool(call.get("id"), function.get("name"), function.get("arguments")))
-    for part in [*_list(response, "content"), *_list(response, "output")]:
-        if part.get("type") == "tool_use":
-            found.append(_tool(part.get("id"), part.get("name"), part.get("input")))
-        if part.get("type") == "function_call":
-            found.append(_tool(part.get("call_id"), part.get("name"), part.get("arguments")))
-    return found
-
-
 def num_prompt_tokens(call: Call) -> int:
     """As the engine counted them; a provider tells only in its usage."""
     return len(call.prompt_ids) or _usage(call, "prompt_tokens", "input_tokens")
@@ -91,7 +75,7 @@ def _call(call: Call) -> dict[str, Any]:
         "policy": call.policy,
         "status": call.status,
         "text": text_of(call),
-        "tool_calls": tool_calls_of(call.response),
+        "tool_calls": [{"id": t.id, "name": t.name, "arguments": t.arguments} for t in tool_calls(call)],
         "num_prompt_tokens": num_prompt_tokens(call),
         "num_completion_tokens": num_completion_tokens(call),
         "latency_ms": call.latency_ms,
@@ -102,18 +86,6 @@ def _usage(call: Call, *names: str) -> int:
     usage = (call.response or {}).get("usage") or {}
     found = next((usage[name] for name in names if isinstance(usage.get(name), int)), 0)
     return int(found)
-
-
-def _tool(call_id: Any, name: Any, arguments: Any) -> dict[str, Any]:
-    if isinstance(arguments, str):
-        with contextlib.suppress(ValueError, RecursionError):  # a model may write anything; rules judge it
-            arguments = json.loads(arguments)
-    return {"id": str(call_id or ""), "name": str(name or ""), "arguments": arguments}
-
-
-def _list(response: Mapping[str, Any] | None, key: str) -> list[Mapping[str, Any]]:
-    found = (response or {}).get(key)
-    return [part for part in found if isinstance(part, Mapping)] if isinstance(found, list) else []
 
 
 def _joined(content: Any) -> str:

@@ -114,7 +114,7 @@ def _parsed(raw: Any) -> Any:
         return raw
     try:
         return json.loads(raw) if raw.strip() else {}
-    except ValueError:
+    except (ValueError, RecursionError):  # a model may write anything
         return raw
 
 
