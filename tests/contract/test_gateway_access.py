@@ -74,6 +74,13 @@ ROUTES: dict[tuple[str, str], tuple[dict[str, int], Any]] = {
     ("GET", "/openai/v1/models"): (KNOWN, None),
     ("GET", PROXY + "/v1/models"): ({**OF_ATTEMPT, "ended": 0}, None),
     ("GET", PROXY + "/openai/v1/models"): ({**OF_ATTEMPT, "ended": 0}, None),
+    ("GET", "/anthropic/v1/models"): (KNOWN, None),
+    ("GET", PROXY + "/anthropic/v1/models"): ({**OF_ATTEMPT, "ended": 0}, None),
+    **{
+        ("POST", f"{prefix}{family}/v1/messages/count_tokens"): (BY_KEY if prefix == "" else OF_ATTEMPT, BODY)
+        for prefix in ("", PROXY.removesuffix("/mode/{mode}"), PROXY)
+        for family in ("", "/anthropic")
+    },
     ("GET", "/{path:path}"): (KNOWN, None),
 }
 """What every role gets: 0 is no refusal of the key. `foreign` is another attempt than the path's."""

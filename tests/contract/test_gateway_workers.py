@@ -83,8 +83,11 @@ def crew(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
         finally:
             family = psutil.Process(crew.process.pid).children(recursive=True) if crew.process.poll() is None else []
             crew.process.kill()
+            crew.process.wait(20)
             for child in family:
                 child.kill()
+            assert crew.process.stdout is not None
+            crew.process.stdout.close()
             crew.store.close()
 
 
