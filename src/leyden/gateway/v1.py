@@ -17,17 +17,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from leyden.base.errors import NotFound, RequestRefused
-from leyden.base.records import (
-    Call,
-    Reward,
-    Rollout,
-    RolloutState,
-    Span,
-    Task,
-    check_id,
-    check_reward,
-    new_id,
-)
+from leyden.base.records import Call, Reward, Rollout, RolloutState, Span, Task, check_id, check_reward, new_id
 from leyden.gateway import control
 from leyden.gateway.auth import OWN_ATTEMPTS, external_attempt
 from leyden.gateway.egress import check_endpoint

@@ -62,8 +62,8 @@ def test_every_specific_key_is_read_by_somebody_and_every_default_is_a_key() -> 
         ({"clip_dual": 0.5, "surrogate": "ppo_clip"}, "must be above 1"),
         ({"importance_mask": 1.0}, "must be above 1"),
         ({"algorithm": "distill", "teacher": ""}, "learn.teacher is empty"),
-        ({"algorithm": "gpro"}, "did you mean 'grpo'?"),
-        ({"algorithm": "reinforce"}, "did you mean 'reinforce_pp'?"),
+        ({"algorithm": "gpro"}, "did you mean 'gspo' or 'grpo'?"),
+        ({"algorithm": "reinforce"}, "did you mean 'reinforce_pp' or"),
         ({"algorithm": "mine.py"}, "file.py:Class"),
     ],
 )

@@ -89,4 +89,4 @@ def test_a_window_without_importance_weights_is_refused() -> None:
     tree = {"learn": {"overlong": "window", "importance_cap": 0.0}}
     with pytest.raises(ConfigError, match="importance_cap"):
         config.from_tree(tree, base_dir=config.Config().base_dir)
-    config.from_tree({"learn": {**tree["learn"], "algorithm": "rejection_sft"}}, base_dir=config.Config().base_dir)
+    config.from_tree({"learn": {"overlong": "window", "algorithm": "rejection_sft"}}, base_dir=config.Config().base_dir)

@@ -8,6 +8,8 @@ every layout and every cut into passes free.
     A actions   N labels   P pairs
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,6 +17,29 @@ from leyden.learning.batch import Batch
 
 Mask = NDArray[np.bool_]
 Wide = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Before:
+    """What is known of a batch before a step of it; NaN where a label is not active."""
+
+    logp_old_N: Wide | None = None
+    """Log-probs below the ratio; None: the forward pass of the step itself gives them."""
+    logp_reference_N: Wide | None = None
+    """Under the reference; None when nothing is measured from it."""
+    log_importance_N: Wide | None = None
+    """log of trainer by sampler for whole actions; None: label by label."""
+    fresh: bool = False
+    """Whether `logp_old_N` is ours, so that it is also that of now until the first step is made."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Coupled:
+    """Constants per label of losses that couple labels; None where the surrogate does not."""
+
+    log_ratio_N: Wide | None = None
+    slope_N: Wide | None = None
+    share_N: Wide | None = None
 
 
 def whole_actions(batch: Batch, active_N: Mask) -> Mask:

@@ -24,6 +24,7 @@ from scipy.optimize import nnls
 from leyden.learning.backends.base import Layout
 from leyden.learning.backends.embedded.attention import computed_pairs
 from leyden.learning.backends.embedded.layouts import Causal, Pass, Segments, plan_passes
+from leyden.learning.backends.embedded.model import LoadedModel
 from leyden.learning.batch import Batch
 
 CANDIDATES: tuple[Layout, ...] = ("tree", "packed", "padded")
@@ -193,4 +194,16 @@ def calibration_batch() -> Batch:
         credit_N=np.ones(num * answer, np.float32),
         weight_N=np.full(num * answer, 1 / (num * answer), np.float32),
         num_rollouts=num,
+    )
+
+
+def shape_of(loaded: LoadedModel) -> Shape:
+    """What the planner's first guess follows from."""
+    config = loaded.config
+    heads = int(config.num_attention_heads)
+    head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
+    head = loaded.vocab_size * int(config.hidden_size)
+    body = sum(p.numel() for name, p in loaded.causal.named_parameters() if "embed" not in name)
+    return Shape(
+        num_parameters=body, num_layers=int(config.num_hidden_layers), attention_width=heads * head_dim, head_size=head
     )

@@ -31,8 +31,7 @@ from leyden.learning.backends.embedded.splice import Splicer, Turn
 from leyden.learning.backends.embedded.tools import ToolStream
 from leyden.learning.backends.embedded.wire import Answer, Piece, Wishes, error_body, read
 
-START_TIMEOUT_S = 30.0
-"""How long `start` waits for the server to listen."""
+START_TIMEOUT_S = 30.0  # that `start` waits for the server to listen
 ATTEMPT_HEADER = "x-leyden-attempt"
 """Says which attempt a chat request belongs to; only with splicing."""
 MAX_CHOICES = 1024

@@ -13,7 +13,6 @@ Does not: schedule the learning rate, decide credit, or serve. Nobody else may u
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -27,6 +26,8 @@ from leyden.learning.backends.base import Layout, Objective, UpdateReport
 from leyden.learning.backends.embedded import recompute
 from leyden.learning.backends.embedded.attention import attention_scope, kernel_for
 from leyden.learning.backends.embedded.coupling import (
+    Before,
+    Coupled,
     Mask,
     Wide,
     call_log_importance,
@@ -40,34 +41,11 @@ from leyden.learning.backends.embedded.layouts import Pass, plan_passes
 from leyden.learning.backends.embedded.logprobs import label_logprobs, plan_positions
 from leyden.learning.backends.embedded.losses import Labels, objective_loss
 from leyden.learning.backends.embedded.model import LoadedModel
-from leyden.learning.backends.embedded.planner import Planner, Shape, calibration_batch
+from leyden.learning.backends.embedded.planner import Planner, calibration_batch, shape_of
 from leyden.learning.backends.embedded.tally import Tally, report
 from leyden.learning.batch import Batch, check
 
 ADAM_EPS = 1e-8
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Before:
-    """What is known of a batch before a step of it; NaN where a label is not active."""
-
-    logp_old_N: Wide | None = None
-    """Log-probs below the ratio; None: the forward pass of the step itself gives them."""
-    logp_reference_N: Wide | None = None
-    """Under the reference; None when nothing is measured from it."""
-    log_importance_N: Wide | None = None
-    """log of trainer by sampler for whole actions; None: label by label."""
-    fresh: bool = False
-    """Whether `logp_old_N` is ours, so that it is also that of now until the first step is made."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Coupled:
-    """Constants per label of losses that couple labels; None where the surrogate does not."""
-
-    log_ratio_N: Wide | None = None
-    slope_N: Wide | None = None
-    share_N: Wide | None = None
 
 
 class Trainer:
@@ -75,7 +53,7 @@ class Trainer:
 
     def __init__(self, loaded: LoadedModel, learn: LearnConfig) -> None:
         self.loaded = loaded
-        self.planner = Planner(learn.layout, learn.token_budget, _shape(loaded), self._time)
+        self.planner = Planner(learn.layout, learn.token_budget, shape_of(loaded), self._time)
         self.recomputes = learn.activation_checkpointing
         if self.recomputes:
             recompute.install(loaded.causal, loaded.source)
@@ -158,7 +136,7 @@ class Trainer:
         importance_N = None
         if logp_old_N is not None and _by_call(objective):
             importance_N = call_log_importance(batch, logp_old_N)
-        self._backward(batch, active_N, _Before(logp_old_N, logp_reference_N, importance_N), objective, tally)
+        self._backward(batch, active_N, Before(logp_old_N, logp_reference_N, importance_N), objective, tally)
         return tally.loss
 
     def _check(self, batch: Batch) -> None:
@@ -186,7 +164,7 @@ class Trainer:
 
     def _before(
         self, batches: Sequence[Batch], active: dict[int, Mask], objective: Objective, tally: Tally
-    ) -> dict[int, _Before]:
+    ) -> dict[int, Before]:
         """What must be known of each batch before the first step, each distinct batch once."""
         unique = {id(batch): batch for batch in batches}
         coupled = objective.surrogate in ("gspo", "dpo") or _by_call(objective)
@@ -206,7 +184,7 @@ class Trainer:
                 for key, batch in unique.items():
                     reference[key] = self._logprobs(batch, needed[key], tally)
         return {
-            key: _Before(
+            key: Before(
                 old.get(key),
                 reference.get(key),
                 call_log_importance(batch, old[key]) if _by_call(objective) else None,
@@ -215,22 +193,22 @@ class Trainer:
             for key, batch in unique.items()
         }
 
-    def _coupled(self, batch: Batch, active_N: Mask, before: _Before, objective: Objective, tally: Tally) -> _Coupled:
+    def _coupled(self, batch: Batch, active_N: Mask, before: Before, objective: Objective, tally: Tally) -> Coupled:
         """What a loss over whole calls or pairs needs of the log-probs of now."""
         if objective.surrogate not in ("gspo", "dpo"):
-            return _Coupled()
+            return Coupled()
         known = before.logp_old_N if before.fresh and tally.num_steps == 0 else None
         if objective.surrogate == "gspo":
             if before.logp_old_N is None or known is not None:
-                return _Coupled(log_ratio_N=np.zeros(batch.num_labels))
+                return Coupled(log_ratio_N=np.zeros(batch.num_labels))
             now_N = self._logprobs(batch, whole_actions(batch, active_N), tally)
-            return _Coupled(log_ratio_N=call_log_ratio(batch, now_N, before.logp_old_N))
+            return Coupled(log_ratio_N=call_log_ratio(batch, now_N, before.logp_old_N))
         assert before.logp_reference_N is not None
         now_N = self._logprobs(batch, whole_actions(batch, active_N), tally) if known is None else known
         margin_P = pair_margins(batch, now_N, before.logp_reference_N, objective.dpo_beta)
         tally.margins.append(margin_P)
         slope_N, share_N = pair_terms(batch, margin_P, objective.dpo_beta)
-        return _Coupled(slope_N=slope_N, share_N=share_N)
+        return Coupled(slope_N=slope_N, share_N=share_N)
 
     @contextmanager
     def _reference_weights(self) -> Iterator[None]:
@@ -248,7 +226,7 @@ class Trainer:
             parameter.data, other[name] = other[name], parameter.data
         self.loaded.refresh()
 
-    def _step(self, batch: Batch, active_N: Mask, before: _Before, objective: Objective, tally: Tally) -> None:
+    def _step(self, batch: Batch, active_N: Mask, before: Before, objective: Objective, tally: Tally) -> None:
         # An update that was interrupted may have left gradients.
         self._clear_gradients()
         loss_before = tally.loss
@@ -292,7 +270,7 @@ class Trainer:
             else:
                 parameter.grad.zero_()
 
-    def _backward(self, batch: Batch, active_N: Mask, before: _Before, objective: Objective, tally: Tally) -> None:
+    def _backward(self, batch: Batch, active_N: Mask, before: Before, objective: Objective, tally: Tally) -> None:
         logp_N = np.full(batch.num_labels, np.nan)
         coupled = self._coupled(batch, active_N, before, objective, tally)
         plan = self.planner.plan(batch, active_N)
@@ -367,7 +345,7 @@ class Trainer:
             parameter.grad = grad
         return seconds
 
-    def _labels(self, batch: Batch, one: Pass, before: _Before, coupled: _Coupled, logp_L: Tensor) -> Labels:
+    def _labels(self, batch: Batch, one: Pass, before: Before, coupled: Coupled, logp_L: Tensor) -> Labels:
         def take(values_N: FloatArray | Wide) -> Tensor:
             return torch.from_numpy(values_N[one.label_L]).to(logp_L.device, logp_L.dtype)
 
@@ -387,18 +365,6 @@ class Trainer:
             slope_L=given(coupled.slope_N),
             share_L=given(coupled.share_N),
         )
-
-
-def _shape(loaded: LoadedModel) -> Shape:
-    """What the planner's first guess follows from."""
-    config = loaded.config
-    heads = int(config.num_attention_heads)
-    head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
-    head = loaded.vocab_size * int(config.hidden_size)
-    body = sum(p.numel() for name, p in loaded.causal.named_parameters() if "embed" not in name)
-    return Shape(
-        num_parameters=body, num_layers=int(config.num_hidden_layers), attention_width=heads * head_dim, head_size=head
-    )
 
 
 def _active(batch: Batch, objective: Objective) -> Mask:
