@@ -43,6 +43,7 @@ url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
 with urlopen(Request(url, json.dumps(body).encode(), headers)) as answer:
     print(json.load(answer)["choices"][0]["message"]["content"])
 """
+# An empty answer earns most, which `leyden train` would refuse: here a reward is needed that is learned in a few steps.
 VERIFIER = """\
 def verify(task, trace, workspace):
     return 1.0 - min(1.0, len(trace["final_text"]) / 150)
@@ -61,6 +62,8 @@ max_context = 256
 sampling = {{ temperature = 1.0, max_tokens = {max_tokens} }}
 [rewards]
 verifier = "verify.py:verify"
+[probes]
+before_training = false
 [learn]
 algorithm = "grpo"
 group_size = {group_size}
