@@ -28,8 +28,8 @@ from leyden.cli.trackers import MetricsWriter
 from leyden.loop import Improvement, improve
 from leyden.store import ledger
 
-# What is sampled depends on which requests meet in a batch, so on timing, and two short runs of seven were seen to learn
-# slowly. A fault in the update stops every run, so a test that may be repeated four times still finds it.
+# What is sampled depends on which requests meet in a batch, so on timing, and two short runs of seven were seen to
+# learn slowly. A fault in the update stops every run, so a test that may be repeated four times still finds it.
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
     pytest.mark.timeout(300),
