@@ -14,19 +14,16 @@ from statistics import mean
 from typing import Any
 
 from leyden.base.config import Config
-from leyden.base.errors import LearningError
-from leyden.base.records import Rollout, RolloutState, Trace
+from leyden.base.records import Rollout, Trace
 from leyden.house import House
 from leyden.learning import schedule
 from leyden.learning.inflight import Carried, InFlight, restored
 from leyden.store import aio, ledger, queue
+from leyden.store.attempts import TERMINAL
 from leyden.traces.reader import Reader
 
-POLL_S = 0.25
-"""Shortest time between two looks at the rollouts in flight: each look decodes every row."""
 STARTED_UNDER = "started_under"
 """Key of a rollout's metadata: steps that were behind the run when its group started."""
-OVER = (RolloutState.SUCCEEDED, RolloutState.FAILED)
 
 
 async def groups(house: House, step: int, version: int) -> tuple[list[Trace], dict[str, Any]]:
@@ -40,11 +37,19 @@ async def groups(house: House, step: int, version: int) -> tuple[list[Trace], di
     carried = house.carried
     done = carried.recorded.pop(step, None)
     if done is not None:
-        ids = [rollout.id for place in done for rollout in _planned(house, place, version, step)]
+        ids = [one for place in done for one in carried.ids[place]]
         return await asyncio.to_thread(Reader(house.store).traces, ids), {"groups": done}
     phase = f"step {step + 1}/{learn.steps}: rollouts"
     house.progress.begin(phase, learn.tasks_per_step * learn.group_size)
     deadline = time.monotonic() + learn.step_timeout_s
+
+    def late() -> str:
+        waiting = Counter(r.state.value for r in states if r.state not in TERMINAL)
+        return (
+            f"{phase}: the groups that this step needs were not over after {learn.step_timeout_s:.0f} s "
+            f"({dict(waiting)}); raise learn.step_timeout_s, or see the logs in {house.folder / 'logs'}"
+        )
+
     while True:
         seen = house.store.count(queue.TOPIC)
         await _start(house, carried, step, version)
@@ -52,18 +57,9 @@ async def groups(house: House, step: int, version: int) -> tuple[list[Trace], di
         chosen = carried.flight.take(step)
         if chosen is not None:
             break
-        over = sum(r.state in OVER for r in states) + learn.group_size * len(carried.flight.finished)
+        over = sum(r.state in TERMINAL for r in states) + learn.group_size * len(carried.flight.finished)
         house.progress.advance(min(over, learn.tasks_per_step * learn.group_size), _note(carried))
-        house.stop_requested()
-        house.services.check()
-        if time.monotonic() > deadline:
-            waiting = Counter(r.state.value for r in states if r.state not in OVER)
-            raise LearningError(
-                f"{phase}: the groups that this step needs were not over after {learn.step_timeout_s:.0f} s "
-                f"({dict(waiting)}); raise learn.step_timeout_s, or see the logs in {house.folder / 'logs'}"
-            )
-        await asyncio.sleep(POLL_S)
-        await aio.watch(house.store, queue.TOPIC, seen, 1.0)
+        await house.wait(seen, deadline, late)
     house.progress.end()
     offered = [_tokens(traces) for traces in carried.traces.values()]
     taken = [carried.traces.pop(place) for place in chosen]
@@ -87,20 +83,21 @@ async def repin(house: House, version: int) -> None:
 
 
 async def _start(house: House, carried: Carried, step: int, version: int) -> None:
-    rollouts = [r for place in carried.flight.start(step) for r in _planned(house, place, version, step)]
+    places = carried.flight.start(step)
+    rollouts = [rollout for place in places for rollout in _planned(house, carried.order, place, version, step)]
     if rollouts:
         await aio.write(house.store, lambda connection: queue.enqueue(connection, house.store, rollouts))
 
 
 async def _see_ends(house: House, carried: Carried) -> list[Rollout]:
     """Take note of groups of which every rollout is over; the rollouts of those that still run."""
-    ids = {place: [r.id for r in _planned(house, place, 0, 0)] for place in carried.flight.running}
+    ids = {place: carried.ids[place] for place in carried.flight.running}
     if not ids:
         return []
     wanted = [one for group in ids.values() for one in group]
     found = await aio.read(house.store, lambda connection: queue.get_many(connection, wanted))
     states = {rollout.id: rollout for rollout in found}
-    ended = [place for place, group in ids.items() if all(states[one].state in OVER for one in group)]
+    ended = [place for place, group in ids.items() if all(states[one].state in TERMINAL for one in group)]
     for place in ended:
         carried.traces[place] = await asyncio.to_thread(Reader(house.store).traces, ids[place])
         carried.flight.finish(place)
@@ -120,13 +117,15 @@ async def _restore(house: House, step: int) -> Carried:
     rows = await aio.read(house.store, lambda connection: ledger.steps(connection, house.run_id))
     made = {row.step: [int(place) for place in row.report["groups"]] for row in rows if row.stage == "rl"}
     consumed = {place for places in made.values() for place in places}
-    by_place = {p: [r.id for r in _planned(house, p, 0, 0)] for p in range(flight.num_groups)}
+    order = schedule.TaskOrder(house.train_tasks, learn.tasks_per_step, house.config.run.seed)
+    by_place = {p: [r.id for r in _planned(house, order, p, 0, 0)] for p in range(flight.num_groups)}
     every = [one for ids in by_place.values() for one in ids]
     found = await aio.read(house.store, lambda connection: queue.existing(connection, every))
     under = {p: int(found[ids[0]].metadata[STARTED_UNDER]) for p, ids in by_place.items() if ids[0] in found}
-    over = {p for p in under if all(found[one].state in OVER for one in by_place[p])}
+    over = {p for p in under if all(found[one].state in TERMINAL for one in by_place[p])}
     recorded = {number: places for number, places in made.items() if number >= step}
-    carried = Carried(flight=restored(flight, under, consumed, over), recorded=recorded)
+    flight = restored(flight, under, consumed, over)
+    carried = Carried(flight=flight, order=order, ids=by_place, recorded=recorded)
     for place in carried.flight.finished:
         carried.traces[place] = await asyncio.to_thread(Reader(house.store).traces, by_place[place])
     return carried
@@ -137,11 +136,10 @@ def _max_running(config: Config) -> int:
     return -(-config.harness.concurrency // config.learn.group_size) + 1
 
 
-def _planned(house: House, place: int, version: int, step: int) -> Sequence[Rollout]:
+def _planned(house: House, order: schedule.TaskOrder, place: int, version: int, step: int) -> Sequence[Rollout]:
     """The rollouts of the group at a place; their ids do not depend on version and step."""
     learn = house.config.learn
     turn, within = divmod(place, learn.tasks_per_step)
-    order = schedule.TaskOrder(house.train_tasks, learn.tasks_per_step, house.config.run.seed)
     return schedule.plan_step(
         run_id=house.run_id,
         step=turn,

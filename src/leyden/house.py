@@ -1,18 +1,25 @@
 """What a run is made of: the house that `leyden.cli.wiring` builds and the loop lives in, and whom it talks to."""
 
+import asyncio
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from leyden.base.config import Config
+from leyden.base.errors import LearningError
 from leyden.base.records import Task
 from leyden.base.tasks import Demo
 from leyden.learning.backends.base import Backend
 from leyden.learning.evidence import Teacher
 from leyden.learning.inflight import Carried
+from leyden.store import aio, queue
 from leyden.store.base import Store
+
+POLL_S = 0.25
+"""Shortest time between two looks at rollouts that are waited for: each look decodes every row."""
 
 
 class Progress(Protocol):
@@ -81,6 +88,19 @@ class House:
     def policy(self) -> str:
         """Name of the policy that this run improves."""
         return self.config.learn.policy
+
+    async def wait(self, seen: int, deadline: float, late: Callable[[], str]) -> None:
+        """Wait until rollouts changed since their count was `seen`, for a second at most.
+
+        Raises Interrupted when the user asked to stop, and LearningError: when a process of the run keeps dying, and
+        with what `late` says once `deadline` (on the monotonic clock) is over.
+        """
+        self.stop_requested()
+        self.services.check()
+        if time.monotonic() > deadline:
+            raise LearningError(late())
+        await asyncio.sleep(POLL_S)
+        await aio.watch(self.store, queue.TOPIC, seen, 1.0)
 
     @property
     def sft_version(self) -> int:

@@ -20,7 +20,7 @@ from leyden import carry
 from leyden.base import leaks
 from leyden.base.config import BudgetConfig, Config, LearnConfig
 from leyden.base.errors import Interrupted, LearningError
-from leyden.base.records import Outcome, PolicyVersion, Rollout, RolloutState, Task, Trace, Verdict
+from leyden.base.records import Outcome, PolicyVersion, Rollout, Task, Trace, Verdict
 from leyden.house import House
 from leyden.learning import algorithms, batch, schedule
 from leyden.learning.backends.base import Objective, UpdateReport
@@ -32,11 +32,9 @@ from leyden.rewards import canary
 from leyden.runner.outcome import policies
 from leyden.step_report import off_policy, step_report, update_numbers
 from leyden.store import aio, ledger, queue
+from leyden.store.attempts import TERMINAL
 from leyden.traces.assemble import Assembly, OutcomePolicy, assemble
 from leyden.traces.reader import Reader
-
-POLL_S = 0.25
-"""Shortest time between two looks at the rollouts of a step: each look decodes every row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,24 +276,23 @@ async def collect(house: House, phase: str, rollouts: Sequence[Rollout], limit_s
     ids = [rollout.id for rollout in rollouts]
     deadline = time.monotonic() + limit_s
     house.progress.begin(phase, len(ids))
+
+    def late() -> str:
+        missing = Counter(r.state.value for r in states if r not in finished)
+        return (
+            f"{phase}: {len(ids) - len(finished)} of {len(ids)} rollouts were not over after {limit_s:.0f} s "
+            f"({dict(missing)}); raise learn.step_timeout_s, or see the logs in {house.folder / 'logs'}"
+        )
+
     while True:
-        seen = house.store.count("rollouts")
+        seen = house.store.count(queue.TOPIC)
         states = await aio.read(house.store, lambda connection: queue.get_many(connection, ids))
-        finished = [r for r in states if r.state in (RolloutState.SUCCEEDED, RolloutState.FAILED)]
+        finished = [r for r in states if r.state in TERMINAL]
         rewards = [r.reward for r in finished if r.reward is not None]
         house.progress.advance(len(finished), f"mean reward {sum(rewards) / len(rewards):.3f}" if rewards else "")
         if len(finished) == len(ids):
             break
-        house.stop_requested()
-        house.services.check()
-        if time.monotonic() > deadline:
-            missing = Counter(r.state.value for r in states if r not in finished)
-            raise LearningError(
-                f"{phase}: {len(ids) - len(finished)} of {len(ids)} rollouts were not over after {limit_s:.0f} s "
-                f"({dict(missing)}); raise learn.step_timeout_s, or see the logs in {house.folder / 'logs'}"
-            )
-        await asyncio.sleep(POLL_S)
-        await aio.watch(house.store, "rollouts", seen, 1.0)
+        await house.wait(seen, deadline, late)
     house.progress.end()
     traces = await asyncio.to_thread(Reader(house.store).traces, ids)
     _refuse_if_nothing_was_captured(phase, traces)

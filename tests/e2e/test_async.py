@@ -16,7 +16,7 @@ from tests.e2e.project import (
     start,
 )
 from tests.e2e.test_learning import learn
-from tests.e2e.test_resume import recorded, until
+from tests.e2e.test_resume import num_steps, recorded, until
 
 from leyden.store import open_store
 from leyden.traces.reader import Reader
@@ -55,11 +55,7 @@ def test_a_killed_asynchronous_run_repeats_its_steps_bit_by_bit_and_goes_on(tmp_
     sets = [part for one in (*ASYNC, "learn.steps=6", "learn.checkpoint_every=3") for part in ("-s", one)]
     process = start("train", "-c", str(path), *sets, cwd=tmp_path)
 
-    def steps() -> int:
-        found = list((tmp_path / "runs").glob("*/metrics.jsonl"))
-        return found[0].read_text(encoding="utf-8").count('"stage": "rl"') if found else 0
-
-    until(lambda: steps() >= 5, process, tmp_path, "step 5")
+    until(lambda: num_steps(tmp_path) >= 5, process, tmp_path, "step 5")
     process.kill()
     process.wait(10)
     run = run_folder(tmp_path)

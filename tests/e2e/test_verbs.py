@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -53,41 +54,38 @@ def test_the_quickstart_goes_from_nothing_to_a_verdict(tmp_path: Path) -> None:
     assert len(list((folder / "runs").glob("*/report.html"))) == 2, "a second run keeps the first"
 
 
-def test_a_gateway_that_died_unseen_is_replaced_before_it_is_asked(tmp_path: Path) -> None:
+@pytest.fixture
+def services(tmp_path: Path) -> Iterator[LocalServices]:
+    """A gateway that serves a run; nobody waits for a rollout, so there is no runner."""
     config = read(make_project(tmp_path), 'tasks.holdout=""')
     store = wiring.store_of(config)
     store.write(lambda c: ledger.add_run(c, store, "run-1", {}, {}, now=0.0)).result(10)
-    services = LocalServices(config, store, tmp_path / "runs" / "run-1", "run-1", "http://127.0.0.1:9", "key")
+    made = LocalServices(config, store, tmp_path / "runs" / "run-1", "run-1", "http://127.0.0.1:9", "key")
     try:
-        services.start()
-        before = services.gateway.pid
-        assert before is not None
-        os.kill(before, signal.SIGKILL)
-        asyncio.run(services.hold())
-        assert services.gateway.pid not in (None, before)
-        state = services.client.post("/proxy/drain", {"timeout_s": 1})
-        assert state["paused"] and state["drained"], "the new one holds calls as the old one was told to"
-        asyncio.run(services.resume())
-        assert not services.client.post("/proxy/resume", {})["paused"]
+        made.start()
+        yield made
     finally:
-        services.stop()
+        made.stop()
         store.close()
 
 
-def test_a_gateway_that_lives_and_refuses_is_not_replaced(tmp_path: Path) -> None:
-    config = read(make_project(tmp_path), 'tasks.holdout=""')
-    store = wiring.store_of(config)
-    store.write(lambda c: ledger.add_run(c, store, "run-1", {}, {}, now=0.0)).result(10)
-    services = LocalServices(config, store, tmp_path / "runs" / "run-1", "run-1", "http://127.0.0.1:9", "key")
-    try:
-        services.start()
-        before = services.gateway.pid
-        with pytest.raises(LearningError, match="refused POST /proxy/pause"):
-            asyncio.run(services._ask("/proxy/pause", {"resaon": "a key that is not there"}))
-        assert services.gateway.pid == before
-    finally:
-        services.stop()
-        store.close()
+def test_a_gateway_that_died_unseen_is_replaced_before_it_is_asked(services: LocalServices) -> None:
+    before = services.gateway.pid
+    assert before is not None
+    os.kill(before, signal.SIGKILL)
+    asyncio.run(services.hold())
+    assert services.gateway.pid not in (None, before)
+    state = services.client.post("/proxy/drain", {"timeout_s": 1})
+    assert state["paused"] and state["drained"], "the new one holds calls as the old one was told to"
+    asyncio.run(services.resume())
+    assert not services.client.post("/proxy/resume", {})["paused"]
+
+
+def test_a_gateway_that_lives_and_refuses_is_not_replaced(services: LocalServices) -> None:
+    before = services.gateway.pid
+    with pytest.raises(LearningError, match="refused POST /proxy/pause"):
+        asyncio.run(services._ask("/proxy/pause", {"resaon": "a key that is not there"}))
+    assert services.gateway.pid == before
 
 
 def test_an_evaluation_without_training_leaves_no_run_behind(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def slow_house(store: Store, folder: Path, seed: int = 0, **learn: Any) -> House
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("leyden.carry.POLL_S", 0.0)
+    monkeypatch.setattr("leyden.house.POLL_S", 0.0)
 
 
 def places(rows: list[Mapping[str, Any]]) -> list[list[int]]:

@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from leyden.base.records import Trace
+from leyden.learning.schedule import TaskOrder
 
 
 @dataclass(slots=True)
@@ -86,6 +87,10 @@ class Carried:
 
     flight: InFlight
     """Places of groups that run or wait."""
+    order: TaskOrder
+    """Which task stands at which place."""
+    ids: Mapping[int, list[str]]
+    """Ids of the rollouts of every place of the run."""
     recorded: dict[int, list[int]] = field(default_factory=dict)
     """Steps that an earlier process made and this one has to repeat, with the places of their groups."""
     traces: dict[int, list[Trace]] = field(default_factory=dict)
