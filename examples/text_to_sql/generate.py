@@ -20,7 +20,9 @@ from typing import Any
 from harness import build_messages
 from schemas import SCHEMAS, Number, Schema, Table
 from shapes import SHAPES, Draft, Picker, Shape
-from verify import is_ordered, run_query, same_rows
+from verify import run_query
+
+from leyden.rewards.library.sql_rows import is_ordered, same_rows
 
 NUM_PAIRS = 4  # database pairs per schema: enough that the questions of one schema do not share one set of rows
 MAX_DRAFTS = 400  # per task; a shape that fails this often has no question left in that schema

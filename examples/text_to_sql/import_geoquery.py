@@ -24,7 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from generate import as_demo, write_lines
-from verify import Outcome, is_ordered, run_query, same_rows
+from verify import Outcome, run_query
+
+from leyden.rewards.library.sql_rows import is_ordered, same_rows
 
 SPLITS = {"train": "train", "dev": "val", "test": "holdout"}
 NUM_CANDIDATES = 12  # renamed copies tried; more change the count of unmoved results by a handful only

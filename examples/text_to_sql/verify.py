@@ -10,27 +10,19 @@ attempted), `executes` (runs on the first database), `safe` (nothing but reading
 none.
 """
 
-import math
 import os
 import re
-import sqlite3
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from leyden.rewards.library.sql_rows import is_ordered, run_reading, same_rows
+
 ANSWER_FILE = "answer.sql"
 MAX_ANSWER_BYTES = 4_000
-MAX_STEPS = 5_000_000  # steps decide, so a verdict does not depend on how busy the machine is
-STEPS_PER_CHECK = 1_000
-MAX_SECONDS = 10.0  # backstop only, for single steps that are slow
-MAX_ROWS = 2_000
-MAX_VALUE_BYTES = 4_000  # no reference value comes near; with MAX_STEPS it bounds what a sort can pile up
-RELATIVE_TOLERANCE = 1e-6
 
-READS = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE})
 READ_VERBS = frozenset({"select", "with", "values", "explain"})
 WRITE_VERBS = frozenset(
     (
@@ -118,39 +110,8 @@ def run_query(sql: str, database: Path) -> Outcome:
     is_safe = not any(verb in WRITE_VERBS for verb in verbs)
     if not is_safe or len(verbs) != 1 or verbs[0] not in READ_VERBS:
         return Outcome(None, is_safe, f"not one reading statement (verbs {verbs})")
-    denied: list[int] = []
-    connection = sqlite3.connect(f"{database.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
-    try:
-        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
-        _bound(connection)
-
-        def authorize(action: int, *_: str | None) -> int:
-            if action in READS:
-                return sqlite3.SQLITE_OK
-            denied.append(action)
-            return sqlite3.SQLITE_DENY
-
-        connection.set_authorizer(authorize)
-        rows = connection.execute(sql).fetchmany(MAX_ROWS + 1)
-    # sqlite3 answers a lone surrogate or a NUL in the query with a ValueError.
-    except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError, MemoryError) as error:
-        return Outcome(None, not denied, str(error))
-    finally:
-        connection.close()
-    if len(rows) > MAX_ROWS:
-        return Outcome(None, True, f"more than {MAX_ROWS} rows")
-    return Outcome(tuple(rows), True)
-
-
-def _bound(connection: sqlite3.Connection) -> None:
-    deadline_s = time.monotonic() + MAX_SECONDS
-    num_checks = [0]
-
-    def is_over() -> bool:
-        num_checks[0] += 1
-        return num_checks[0] * STEPS_PER_CHECK > MAX_STEPS or time.monotonic() > deadline_s
-
-    connection.set_progress_handler(is_over, STEPS_PER_CHECK)
+    ran = run_reading(sql, database)
+    return Outcome(ran.rows, ran.read_only, ran.error)
 
 
 def statement_verbs(sql: str) -> list[str]:
@@ -160,39 +121,3 @@ def statement_verbs(sql: str) -> list[str]:
     )
     words = (re.search(r"[A-Za-z]+", re.sub(r"\b_\b", " ", part)) for part in bare.split(";"))
     return [word.group().lower() for word in words if word]
-
-
-def is_ordered(sql: str) -> bool:
-    """Whether the outermost query orders its rows: an ORDER BY outside quotes and brackets."""
-    bare = re.sub(r"'(?:[^']|'')*'|\"[^\"]*\"", " ", sql)
-    while (inner := re.sub(r"\([^()]*\)", " ", bare)) != bare:
-        bare = inner
-    return re.search(r"\border\s+by\b", bare, flags=re.IGNORECASE) is not None
-
-
-def same_rows(got: Sequence[Row], wanted: Sequence[Row], ordered: bool) -> bool:
-    """Whether two results are equal: as lists if `ordered`, else as multisets; numbers to a relative 1e-6."""
-    if len(got) != len(wanted):
-        return False
-    if not ordered:
-        got, wanted = sorted(got, key=_sort_key), sorted(wanted, key=_sort_key)
-    return all(
-        len(a) == len(b) and all(_same_value(x, y) for x, y in zip(a, b, strict=True))
-        for a, b in zip(got, wanted, strict=True)
-    )
-
-
-def _same_value(a: object, b: object) -> bool:
-    if isinstance(a, int | float) and isinstance(b, int | float):
-        return math.isclose(a, b, rel_tol=RELATIVE_TOLERANCE, abs_tol=1e-9)
-    return type(a) is type(b) and a == b
-
-
-def _sort_key(row: Row) -> tuple[list[tuple[int, float, str]], list[float]]:
-    """Numbers by six digits first, so that results equal within the tolerance sort alike, then exactly."""
-    coarse, exact = [], []
-    for value in row:
-        is_number = isinstance(value, int | float)
-        coarse.append((1, float(f"{value:.6g}"), "") if is_number else (0 if value is None else 2, 0.0, repr(value)))
-        exact.append(float(value) if is_number else 0.0)
-    return coarse, exact

@@ -13,7 +13,9 @@ import pytest
 from harness import build_messages
 from schemas import SCHEMAS, Schema
 from shapes import SHAPES
-from verify import is_ordered, run_query, same_rows, verify
+from verify import run_query, verify
+
+from leyden.rewards.library.sql_rows import is_ordered, same_rows
 
 Load = Callable[[Path], list[dict[str, Any]]]
 SMALL = {"train": 30, "val": 5, "holdout": 10, "demos": 8}

@@ -12,7 +12,9 @@ import import_geoquery
 import pytest
 from harness import build_messages
 from import_geoquery import compact_sql, filler, import_folder
-from verify import run_query, same_rows, verify
+from verify import run_query, verify
+
+from leyden.rewards.library.sql_rows import same_rows
 
 Load = Callable[[Path], list[dict[str, Any]]]
 PUBLISHED = Path(__file__).resolve().parents[4] / "shared" / "data" / "geoquery"

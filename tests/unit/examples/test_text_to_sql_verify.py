@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from verify import BrokenTaskError, is_ordered, run_query, same_rows, statement_verbs, verify
+from verify import BrokenTaskError, run_query, statement_verbs, verify
+
+from leyden.rewards.library.sql_rows import is_ordered, same_rows
 
 GOLD = "SELECT title FROM books WHERE genre = 'crime'"
 TRACE = {"num_completion_tokens": 9}

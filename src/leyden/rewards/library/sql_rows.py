@@ -92,8 +92,8 @@ def run_reading(sql: str, database: Path) -> Ran:
     return Ran(tuple(rows), True)
 
 
-def same_rows(got: Sequence[tuple[Any, ...]], wanted: Sequence[tuple[Any, ...]], *, ordered: bool) -> bool:
-    """Whether two results are equal, as lists if `ordered`, else as multisets."""
+def same_rows(got: Sequence[tuple[Any, ...]], wanted: Sequence[tuple[Any, ...]], ordered: bool) -> bool:
+    """Whether two results are equal, as lists if `ordered`, else as multisets; numbers to a relative 1e-6."""
     if len(got) != len(wanted):
         return False
     if not ordered:
@@ -165,14 +165,14 @@ def _same(a: object, b: object) -> bool:
     return type(a) is type(b) and a == b
 
 
-def _key(row: tuple[Any, ...]) -> list[tuple[int, float, str]]:
-    """Numbers by six digits, so that results that are equal within the tolerance sort alike."""
-    return [
-        (1, float(f"{value:.6g}"), "")
-        if isinstance(value, int | float)
-        else (0 if value is None else 2, 0.0, repr(value))
-        for value in row
-    ]
+def _key(row: tuple[Any, ...]) -> tuple[list[tuple[int, float, str]], list[float]]:
+    """Numbers by six digits first, so that results equal within the tolerance sort alike, then exactly."""
+    coarse, exact = [], []
+    for value in row:
+        is_number = isinstance(value, int | float)
+        coarse.append((1, float(f"{value:.6g}"), "") if is_number else (0 if value is None else 2, 0.0, repr(value)))
+        exact.append(float(value) if is_number else 0.0)
+    return coarse, exact
 
 
 MEMBER = Member(
