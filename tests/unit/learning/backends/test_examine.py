@@ -58,7 +58,7 @@ def test_a_template_that_rewrites_a_turn_is_told_with_the_place(made: EmbeddedBa
 @pytest.mark.parametrize("made", [STRIPS], indirect=True)
 def test_a_template_that_strips_reasoning_is_told(made: EmbeddedBackend) -> None:
     assert examine.appending(made).level == "ok"
-    assert examine.reasoning(made.loaded).level == "warning"
+    assert examine.reasoning(made).level == "warning"
 
 
 @pytest.mark.parametrize("made", [NEVER_STOPS], indirect=True)

@@ -28,6 +28,7 @@ _PROBE_TOOL = {
         "parameters": {"type": "object", "properties": {}},
     },
 }
+_PROBE_THOUGHT = "leyden probe"
 HERMES = (
     "You may call functions to help with the request. Their signatures, one JSON object a line:\n"
     "<tools>\n{tools}\n</tools>\n"
@@ -67,6 +68,15 @@ class ChatFormat:
         except (TemplateError, TypeError, KeyError, ValueError):
             # A template that stumbles over a plain tool cannot be relied on with tools.
             return False
+
+    def strips_reasoning(self) -> bool:
+        """Whether the template leaves out what earlier turns thought. Raises RequestRefused."""
+        turns: list[dict[str, Any]] = [
+            {"role": "user", "content": "first"},
+            {"role": "assistant", "content": f"<think>\n{_PROBE_THOUGHT}\n</think>\n\nsecond"},
+            {"role": "user", "content": "third"},
+        ]
+        return _PROBE_THOUGHT not in self.render_checked(turns, None, add_generation_prompt=True)
 
     def encode(self, messages: Any, tools: Sequence[Message] | None = None, tool_choice: Any = None) -> ChatPrompt:
         """The prompt for the next assistant turn. Raises RequestRefused."""

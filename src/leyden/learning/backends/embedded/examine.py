@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from jinja2 import TemplateError
 
 from leyden.base.config import PolicyConfig
 from leyden.base.errors import ModelUnusable, RequestRefused
@@ -37,7 +36,7 @@ def examine(backend: EmbeddedBackend, config: PolicyConfig, url: str) -> Iterato
     """Everything about the model behind `backend`, whose engine listens at `url`."""
     loaded = backend.loaded
     yield appending(backend)
-    yield reasoning(loaded)
+    yield reasoning(backend)
     yield end_token(backend)
     yield begin_token(loaded)
     yield padding(loaded)
@@ -72,15 +71,13 @@ def appending(backend: EmbeddedBackend) -> Finding:
     )  # fmt: skip
 
 
-def reasoning(loaded: LoadedModel) -> Finding:
+def reasoning(backend: EmbeddedBackend) -> Finding:
     """Whether earlier reasoning stays in the conversation."""
-    said = {"role": "assistant", "content": f"<think>\nleyden probe\n</think>\n\n{_SAY}"}
-    asked = {"role": "user", "content": _ASK}
     try:
-        text = loaded.render([asked, said, {"role": "user", "content": _MORE}])
-    except (TemplateError, TypeError, KeyError, ValueError) as error:
+        strips = backend.chat.strips_reasoning()
+    except RequestRefused as error:
         return Finding(name="reasoning", level="note", what=f"the template does not render it: {error}")
-    if "leyden probe" in text:
+    if not strips:
         return Finding(name="reasoning", level="ok", what="the template keeps what earlier turns thought")
     return Finding(
         name="reasoning", level="warning", what="the template strips what earlier turns thought",

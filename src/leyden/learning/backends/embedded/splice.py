@@ -250,11 +250,7 @@ def probe(chat: ChatFormat) -> Probe:
         prompt = chat.render_checked(asked, None, add_generation_prompt=True)
         turn = chat.render_checked(said, None, add_generation_prompt=False)
         whole = chat.render_checked(more, None, add_generation_prompt=True)
-        thought = chat.render_checked(
-            [*asked, {"role": "assistant", "content": "<think>\nprobe-thought\n</think>\n\nsecond"}, more[-1]],
-            None,
-            add_generation_prompt=True,
-        )
+        strips_reasoning = chat.strips_reasoning()
     except _RENDER_FAULTS as error:
         raise ModelUnusable(f"{where} cannot render a conversation of two turns: {error}; {advice}") from error
     if not (whole.startswith(turn) and turn.startswith(prompt + "second")):
@@ -269,7 +265,7 @@ def probe(chat: ChatFormat) -> Probe:
             f"{where} does not end an assistant turn with the token that ends a generation "
             f"(ids {list(chat.loaded.eos_ids)}); it ends {end!r}; {advice}"
         )
-    return Probe(turn_end=end, end_id=ids[0], strips_reasoning="probe-thought" not in thought)
+    return Probe(turn_end=end, end_id=ids[0], strips_reasoning=strips_reasoning)
 
 
 def _fact(message: Mapping[str, Any]) -> str:
