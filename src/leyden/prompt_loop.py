@@ -30,8 +30,8 @@ from leyden.learning.algorithms.prompts.exchanges import approved_of, exchanges_
 from leyden.learning.algorithms.prompts.reflection import Spent
 from leyden.learning.backends.external import ExternalBackend
 from leyden.learning.order import shuffled
-from leyden.loop import Improvement, collect, evaluate_once
-from leyden.release import evaluation, gate
+from leyden.loop import Improvement, collect, evaluate_once, judge
+from leyden.release import evaluation
 from leyden.store import aio, ledger, lookups, numbering
 from leyden.store.base import Store
 from leyden.traces.reader import Reader
@@ -121,7 +121,7 @@ async def improve_prompts(house: House, reflection: Reflection | None = None) ->
     house.backend.serve_as(version)
     judged["final"] = await evaluate_once(house, "final", version)
     await arena.check_final()
-    return Improvement(evaluations=judged, verdicts={"base": gate.compare(judged["final"], judged["base"])})
+    return Improvement(evaluations=judged, verdicts={"base": await judge(house, judged["final"], judged["base"])})
 
 
 def diff_of(before: Sequence[Slot], after: Sequence[Slot], names: tuple[str, str] = ("before", "after")) -> str:

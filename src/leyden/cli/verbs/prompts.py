@@ -16,7 +16,7 @@ from leyden.cli.verbs.options import DEFAULT_CONFIG, ConfigOption, JsonOption, S
 from leyden.gateway.dialects import BY_NAME, Body
 from leyden.learning.algorithms.prompts.discovery import Discovery, Sighting, discover
 from leyden.prompt_loop import diff_of, originals
-from leyden.release import evaluation, gate
+from leyden.release import evaluation, gate, holdout
 from leyden.store import ledger, selections
 from leyden.store.base import Store
 from leyden.traces.reader import Reader
@@ -183,7 +183,7 @@ def _promote(settings: Config, name: str, force: bool) -> str:
     store = wiring.store_of(settings, create=False)
     try:
         version = _version(store, name)
-        answer, evidence = _evidence(store, version)
+        answer, evidence = _evidence(settings, store, version)
         if answer != "better" and not force:
             raise LearningError(f"{name} was not shown to be better: {evidence}; give --force to serve it nevertheless")
         store.write(lambda c: ledger.set_serving(c, store, version.policy, version.version)).result(30)
@@ -192,12 +192,14 @@ def _promote(settings: Config, name: str, force: bool) -> str:
         store.close()
 
 
-def _evidence(store: Store, version: PolicyVersion) -> tuple[str, str]:
+def _evidence(settings: Config, store: Store, version: PolicyVersion) -> tuple[str, str]:
     """The verdict of the run that made it: its answer, and the same in words."""
     stored = store.read(lambda connection: ledger.evaluations(connection, run_id=version.run_id))
     by_label = {one.label: evaluation.Evaluation.from_json(one.result) for one in stored if one.split == "holdout"}
     final, base = by_label.get("final"), by_label.get("base")
     if final is None or base is None or final.policy_version != version.name:
         return "", f"run {version.run_id} has no holdout evaluation of it beside one of what it started from"
-    verdict = gate.compare(final, base)
+    seen = store.read(lambda connection: ledger.evaluations(connection, fingerprint=final.fingerprint))
+    look = holdout.look_of(seen, version.run_id)
+    verdict = gate.compare(final, base, level=holdout.level_at(look, settings.eval.level, settings.eval.looks))
     return verdict.answer, gate.explain(verdict)
