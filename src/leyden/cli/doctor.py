@@ -8,7 +8,7 @@ import asyncio
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from leyden.base.config import Config
@@ -35,8 +35,9 @@ FREE_FACTOR = 2.0
 def examine(config: Config, progress: TextProgress | JsonProgress, *, model: bool) -> Iterator[Finding]:
     """Everything that can be said about a configuration; `model=False` stops before the model is loaded."""
     broken = False
-    for check in (_tasks, _harness, _verifier, _store):
-        for finding in _guarded(check, config):
+    files = {"tasks": _tasks, "harness": _harness, "verifier": _verifier, "store": _store}
+    for name, check in files.items():
+        for finding in _guarded(name, check(config)):
             broken = broken or finding.level == "problem"
             yield finding
     if not model:
@@ -46,19 +47,17 @@ def examine(config: Config, progress: TextProgress | JsonProgress, *, model: boo
             name="model", level="note", what="not examined, nor was a rollout tried: mend the problems above first"
         )
         return
-    yield from _guarded(lambda c: _with_model(c, progress), config)
+    yield from _guarded("model", _with_model(config, progress))
 
 
-def _guarded(check: Callable[[Config], Iterator[Finding]], config: Config) -> Iterator[Finding]:
+def _guarded(name: str, findings: Iterator[Finding]) -> Iterator[Finding]:
     """The findings of a check; an error of its own is a finding too."""
     try:
-        yield from check(config)
+        yield from findings
     except LeydenError as error:
-        name = getattr(check, "__name__", "model").lstrip("_")
         yield Finding(
-            name="model" if name == "<lambda>" else name, level="problem", what=str(error),
-            why="a run would stop here", do="mend what the message names",
-        )  # fmt: skip
+            name=name, level="problem", what=str(error), why="a run would stop here", do="mend what the message names"
+        )
 
 
 def _tasks(config: Config) -> Iterator[Finding]:

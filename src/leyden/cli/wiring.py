@@ -42,6 +42,10 @@ ENGINE_KEY_ENV = EMBEDDED_KEY_ENV
 """Variable in which the gateway process finds the key of the embedded sampler."""
 
 
+Tasks = tuple[list[Task], list[Task], list[Task], list[Demo]]
+"""Train, val and holdout tasks, and demonstrations."""
+
+
 def store_of(config: Config, *, create: bool = True) -> Store:
     """The store that the configuration names; a relative SQLite path is relative to the configuration file."""
     url = config.store.url
@@ -59,7 +63,7 @@ def policy_of(config: Config, name: str) -> PolicyConfig:
     return config.policies[name]
 
 
-def tasks_of(config: Config) -> tuple[list[Task], list[Task], list[Task], list[Demo]]:
+def tasks_of(config: Config) -> Tasks:
     """(train, val, holdout, demonstrations) as the configuration names them; those not named are empty."""
 
     def read(path: str, split: Any) -> list[Task]:
@@ -262,10 +266,12 @@ def open_house(
     resume: Path | None = None,
     stop: StopSignal | None = None,
     training: bool = True,
+    tasks: Tasks | None = None,
 ) -> Iterator[House]:
     """A house ready for `loop.improve`: model loaded, gateway and runner up. Everything is ended on the way out.
 
-    With `training=False` nothing is registered as a run that made versions: it can only evaluate.
+    `tasks` are those of the configuration where they were read already. With `training=False` nothing is registered
+    as a run that made versions: it can only evaluate.
     """
     from leyden.rewards.verifiers import check_verifier
     from leyden.runner.lease import check_harness
@@ -273,7 +279,7 @@ def open_house(
     if config.run.dir == "":
         raise ConfigError("run.dir is empty; name a folder for runs, for example runs")
     policy_of(config, config.learn.policy)
-    train, val, held, demos = tasks_of(config)
+    train, val, held, demos = tasks or tasks_of(config)
     if training and config.learn.steps and not train:
         raise TaskError("there is nothing to learn from: set tasks.train, or learn.steps=0")
     if training and not held:

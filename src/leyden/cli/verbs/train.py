@@ -89,11 +89,14 @@ def train(settings: Config, progress: TextProgress | JsonProgress, *, resume: Pa
     wiring.raise_open_files()
     if settings.learn.improves_prompts:
         check_prompts(settings)
+    tasks = None
     if resume is None and settings.learn.steps:
         from leyden.cli import probing  # gateway and runner at once: only a run that probes waits for their import
 
-        probing.before_training(settings, wiring.tasks_of(settings)[0], progress, stop.check)
-    with wiring.open_house(settings, progress, resume=resume.resolve() if resume else None, stop=stop) as house:
+        tasks = wiring.tasks_of(settings)
+        probing.before_training(settings, tasks[0], progress, stop.check)
+    folder = resume.resolve() if resume else None
+    with wiring.open_house(settings, progress, resume=folder, stop=stop, tasks=tasks) as house:
         progress.say(f"Run {house.run_id}: everything about it is in {house.folder}")
         say_plan(house)
         writer = MetricsWriter(house.folder)

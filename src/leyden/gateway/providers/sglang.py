@@ -9,24 +9,15 @@ for whole and given to the client in one piece: slower to the first byte, and tr
 from typing import Any
 
 from leyden.gateway.dialects.base import Body, ModelRequest
+from leyden.gateway.providers.vllm import VLLM
 
 
-class SGLang:
-    """See `base.Wire`."""
+class SGLang(VLLM):
+    """See `base.Wire`; addresses and keys are those of vLLM's server."""
 
     name = "sglang"
-    takes_seed = True
-    lists_models = True
     whole_only = True
     flags = "Use SGLang 0.5.13 or later, which honours return_prompt_token_ids, return_meta_info and logprobs"
-
-    def url(self, endpoint: str, path: str) -> str:
-        """Where a request goes; below `v1/` unless the path begins with a slash."""
-        return f"{endpoint}{path}" if path.startswith("/") else f"{endpoint}/v1/{path}"
-
-    def headers(self, key: str) -> dict[str, str]:
-        """What it is sent with."""
-        return {"authorization": f"Bearer {key}"} if key else {}
 
     def body(self, path: str, body: Body, request: ModelRequest | None) -> Body:
         """The same, with its own names for what must be returned, and never as a stream."""
