@@ -162,7 +162,7 @@ def _from_parts(message: Mapping[str, Any]) -> list[dict[str, Any]]:
             content.append(part)
     if not content and not calls and results:
         return results
-    only_text = len(content) == 1 and content[0].get("type") == "text"
+    only_text = len(content) == 1 and isinstance(content[0], dict) and content[0].get("type") == "text"
     made["content"] = content[0]["text"] if only_text else content or (None if calls else "")
     if calls:
         made["tool_calls"] = calls

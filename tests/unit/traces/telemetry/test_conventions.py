@@ -241,6 +241,8 @@ HOSTILE: list[dict[str, Any]] = [
     {"gen_ai.operation.name": "chat", "gen_ai.input.messages": "[" * 100_000},
     {"gen_ai.operation.name": "chat", "gen_ai.input.messages": '[{"parts": [{"content": NaN}]}]'},
     {"gen_ai.operation.name": "chat", "gen_ai.input.messages": '[1, null, {"parts": 3}, {"parts": [4, null]}]'},
+    {"gen_ai.operation.name": "chat", "gen_ai.system_instructions": [None]},
+    {"gen_ai.operation.name": "chat", "gen_ai.input.messages": '[{"parts": [null]}, {"parts": [4]}]'},
     {"gen_ai.operation.name": "chat", "gen_ai.output.messages": "[{}, 2, []]", "gen_ai.request.model": {"a": 1}},
     {"gen_ai.operation.name": "chat", "gen_ai.usage.input_tokens": "many", "gen_ai.response.finish_reasons": 3},
     {"gen_ai.operation.name": ["chat"]},
