@@ -56,14 +56,19 @@ def fetch_model() -> str:
 
 def run_seed(seed: int, config: str, out: Path, model: str, sets: list[str]) -> dict[str, Any]:
     """The summary of the finished run of this seed, which is run if it is not there."""
-    runs = out / "runs" / f"{Path(config).stem}-seed{seed}"
+    sets = [f"run.seed={seed}", f'policies.main.model="{model}"', *sets]
+    return train(config, out, out / "runs" / f"{Path(config).stem}-seed{seed}", sets)
+
+
+def train(config: str, out: Path, runs: Path, sets: list[str]) -> dict[str, Any]:
+    """The summary of the one finished run in the folder `runs`, made by `leyden train` if it is not there."""
     for path in sorted(runs.glob("*/summary.json")):
         return dict(json.loads(path.read_text(encoding="utf-8")))
     if out != HERE:  # paths in a configuration are relative to it
-        for name in (config, "harness.py", "verify.py"):
+        for name in (config, "harness.py", "verify.py", "prompts.json"):
             (out / name).write_text((HERE / name).read_text(encoding="utf-8"), encoding="utf-8")
     command = [sys.executable, "-m", "leyden.cli.main", "train", "--config", str(out / config)]
-    for item in (f"run.seed={seed}", f'run.dir="{runs}"', f'policies.main.model="{model}"', *sets):
+    for item in (f'run.dir="{runs}"', *sets):
         command += ["--set", item]
     started = time.monotonic()
     subprocess.run(command, check=True)
