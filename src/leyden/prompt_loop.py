@@ -30,8 +30,9 @@ from leyden.learning.algorithms.prompts.exchanges import approved_of, exchanges_
 from leyden.learning.algorithms.prompts.reflection import Spent
 from leyden.learning.backends.external import ExternalBackend
 from leyden.learning.order import shuffled
-from leyden.loop import Improvement, collect, evaluate_once, judge
+from leyden.loop import Improvement, collect, evaluate_once, judge, mind_budget
 from leyden.release import evaluation
+from leyden.release.costs import Cost, total_of
 from leyden.store import aio, ledger, lookups, numbering
 from leyden.store.base import Store
 from leyden.traces.reader import Reader
@@ -166,6 +167,10 @@ class HouseArena:
     _asked: set[str] = field(default_factory=set)
     _shares: dict[str, float] = field(default_factory=dict)
     _rounds: int = 0
+    # Of the round that runs:
+    _tried: dict[str, dict[str, float]] = field(default_factory=dict)
+    _seconds: float = 0.0
+    _cost: Cost = field(default_factory=Cost)
 
     @property
     def settings(self) -> PromptsConfig:
@@ -202,7 +207,11 @@ class HouseArena:
         if not self._affordable(plans):
             return None
         traces = await self._run(plans, note)
-        return [Scored(candidate=c, trials=self._trials(t, tasks)) for c, t in zip(candidates, traces, strict=True)]
+        scored = [Scored(candidate=c, trials=self._trials(t, tasks)) for c, t in zip(candidates, traces, strict=True)]
+        for one in scored:
+            name = f"{self.house.policy}@{await self.version_of(one.candidate)}"
+            self._tried[name] = {"score": one.mean, "num_tasks": len(tasks)}
+        return scored
 
     async def demonstrate(self, candidate: Candidate, tasks: Sequence[Task]) -> list[Trial] | None:
         """Rollouts with the sampling of training; one trial per rollout."""
@@ -244,7 +253,7 @@ class HouseArena:
             )
 
     async def report(self, row: Mapping[str, Any]) -> None:
-        """Record a round as a step of the run."""
+        """Record a round as a step of the run. Raises Interrupted when the budget of the run is spent."""
         house, spent = self.house, self.reflection.spent if self.reflection else Spent()
         full = {
             **row,
@@ -256,8 +265,12 @@ class HouseArena:
             "reflection_tokens": spent.tokens,
             "reflection_cost": spent.cost,
             "num_garbage": self.num_garbage,
+            "tried": self._tried,
+            "seconds": {"rollouts": self._seconds},
+            "cost": self._cost.to_json(),
         }
         self._rounds += 1
+        self._tried, self._seconds, self._cost = {}, 0.0, Cost()
         await aio.write(
             house.store,
             lambda connection: ledger.add_step(
@@ -266,6 +279,7 @@ class HouseArena:
             ),
         )  # fmt: skip
         house.progress.metrics(full)
+        await mind_budget(house)
 
     def _plan(
         self, label: str, version: int, tasks: Sequence[Task], samples: int, sampling: Mapping[str, Any]
@@ -304,8 +318,12 @@ class HouseArena:
             rollouts = [rollout for number in numbers for rollout in plans[number]]
             house.backend.serve_as(rollouts[0].policy_versions[house.policy])
             limit_s = house.config.learn.step_timeout_s * max(1, len(rollouts) // 64)
-            for trace in await collect(house, note, rollouts, limit_s):
-                found[trace.rollout.id] = trace
+            collected = await collect(house, note, rollouts, limit_s)
+            found |= {trace.rollout.id: trace for trace in collected}
+            # From the attempts, so that a search that is gone through again says what it took the first time.
+            ended = [trace.attempt.ended_at or trace.attempt.started_at for trace in collected]
+            self._seconds += max(ended) - min(trace.attempt.started_at for trace in collected)
+            self._cost += total_of(collected, house.config.costs)
         traces = [[found[rollout.id] for rollout in plan] for plan in plans]
         flat = [trace for plan in traces for trace in plan]
         self._check_found(flat)

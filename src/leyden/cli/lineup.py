@@ -71,8 +71,9 @@ def training_of(store: Store, config: Config, policy: str, version: int) -> Trai
     current, seen = known.get(version), set()
     while current is not None and current.run_id and current.version not in seen:
         seen.add(current.version)
-        reached, run_id = current.version, current.run_id
-        steps += [s for s in _steps(store, run_id, policy) if s.version_after <= reached]
+        reached, made = current.version, _steps(store, current.run_id, policy)
+        # A search chooses among all that it tried, so all of it is what the chosen prompts cost.
+        steps += [step for step in made if current.kind == "prompt" or step.version_after <= reached]
         current = _started_from(current, known)
     minutes = sum(step_s(step.report) for step in steps) / 60
     cost = total(_cost(step.report) for step in steps)

@@ -1,0 +1,135 @@
+"""Whether each algorithm learns, by the whole road: harness, gateway, capture, verifier, trainer; several seeds.
+
+    python benchmarks/algorithms.py [--quick]                       a model of 30,000 weights, 15 seconds a run
+    python benchmarks/algorithms.py --config FILE --model FOLDER --steps 24 --algorithms grpo rloo --seeds 0
+
+Without `--config` the task is a toy: the reward is the share of lower-case letters in an answer, the model knows
+nothing. With it, any configuration is trained, from the weights in `--model` and without `[sft]`; `benchmarks/` writes
+a copy of it without that section. `dr_grpo+stale2` is Dr. GRPO with `learn.max_staleness = 2`, at as many rollouts.
+A run has learned when the mean reward of its last steps exceeds that of its first by more than four standard errors
+of the difference, from the intervals of the steps. The last line is JSON.
+"""
+
+import argparse
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "src")]
+
+from tests.e2e.project import LEAN_AGENT, make_project, write_lines  # noqa: E402 - the path is set above
+
+from leyden.base.recipes import RECIPES  # noqa: E402
+
+SETTINGS: dict[str, tuple[str, ...]] = {
+    "gspo": ("learn.epochs=2", "learn.mini_batches=2"),
+    "cispo": ("learn.epochs=2", "learn.mini_batches=2"),
+    "dapo": ("learn.epochs=2", "learn.mini_batches=2"),
+    "ppo": ("learn.epochs=2", "learn.mini_batches=2"),
+    "dpo": ("learn.dpo_beta=0.5", "learn.epochs=2"),
+    "dr_grpo+stale2": ("learn.algorithm=dr_grpo", "learn.max_staleness=2"),
+}
+"""What an algorithm needs beside its defaults."""
+TOY_SETTINGS: dict[str, tuple[str, ...]] = {
+    "gspo": ("learn.clip_low=0.2", "learn.clip_high=0.2"),
+    "ppo": ("learn.value_learning_rate=0.02",),
+    "rejection_sft": ("learn.min_reward=0.4",),
+}
+"""The toy's rewards are shares, and its model needs large steps."""
+EDGE = 3
+"""Steps at either end that are compared."""
+
+
+def algorithms() -> list[str]:
+    """All that learn from rewards; imitation and distillation learn from others' texts."""
+    return [*(name for name in RECIPES if name not in ("sft", "distill")), "dr_grpo+stale2"]
+
+
+def run(config: Path, name: str, seed: int, sets: Sequence[str], folder: Path) -> list[dict[str, Any]]:
+    """The steps of one run of `leyden train`."""
+    command = [sys.executable, "-m", "leyden.cli.main", "train", "--config", str(config)]
+    chosen = () if any("algorithm" in one for one in SETTINGS.get(name, ())) else (f"learn.algorithm={name}",)
+    for item in (f'run.dir="{folder}"', f"run.seed={seed}", *chosen, *SETTINGS.get(name, ()), *sets):
+        command += ["--set", item]
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "NO_COLOR": "1"}
+    done = subprocess.run(command, cwd=config.parent, env=env, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{name}, seed {seed}: exit {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+    (path,) = folder.glob("*/metrics.jsonl")
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def judged(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """First and last mean reward, and whether the rise is more than chance."""
+    rewards = [row["reward_mean"] for row in rows]
+    first, last = rewards[:EDGE], rewards[-EDGE:]
+    spread = [(row["reward_high"] - row["reward_low"]) / 3.92 for row in (*rows[:EDGE], *rows[-EDGE:])]
+    error = sum(s**2 for s in spread) ** 0.5 / EDGE
+    rise = statistics.mean(last) - statistics.mean(first)
+    return {
+        "first": round(statistics.mean(first), 3),
+        "last": round(statistics.mean(last), 3),
+        "standard_error": round(error, 4),
+        "learned": bool(rise > 4 * error),
+        "rollouts": sum(row["num_rollouts"] for row in rows),
+    }
+
+
+def without_imitation(config: Path) -> Path:
+    """A copy of a configuration beside it, without [sft]."""
+    text = re.sub(r"(?ms)^\[sft\]\n.*?(?=^\[)", "", config.read_text(encoding="utf-8"))
+    copy = config.with_name(f"{config.stem}-algorithms.toml")
+    copy.write_text(text, encoding="utf-8")
+    return copy
+
+
+def main() -> None:
+    """Run, print a row each, end with one line of JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", type=Path, help="a configuration to train instead of the toy")
+    parser.add_argument("--model", default="", help="weights to start from, with --config")
+    parser.add_argument("--algorithms", nargs="+", default=None)
+    parser.add_argument("--seeds", type=int, nargs="+", default=None)
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--set", dest="sets", action="append", default=[], metavar="SECTION.KEY=VALUE")
+    parser.add_argument("--quick", action="store_true", help="one seed")
+    options = parser.parse_args()
+    names = options.algorithms or algorithms()
+    seeds = options.seeds or ([0] if options.quick else [0, 1, 2])
+    results: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    with tempfile.TemporaryDirectory() as made:
+        for name in names:
+            for seed in seeds:
+                folder = Path(made) / f"{re.sub('[^a-z0-9]', '-', name)}-{seed}"
+                sets = [f"learn.steps={options.steps}", *options.sets]
+                if options.config:
+                    config = without_imitation(options.config.resolve())
+                    sets += [f'policies.main.model="{options.model}"'] if options.model else []
+                else:
+                    config = make_project(folder, agent=LEAN_AGENT, seed=seed)
+                    write_lines(folder / "holdout.jsonl", [])
+                    sets += ['tasks.holdout=""', "learn.tasks_per_step=4", *TOY_SETTINGS.get(name, ())]
+                began = time.perf_counter()
+                row = judged(run(config, name, seed, sets, folder / "runs"))
+                row = {"seed": seed, **row, "seconds": round(time.perf_counter() - began, 1)}
+                results[name].append(row)
+                said = "learned" if row["learned"] else "NOT separable"
+                print(
+                    f"{name:16} seed {seed}: {row['first']:.3f} -> {row['last']:.3f} {said} ({row['seconds']} s)",
+                    flush=True,
+                )
+    all_learned = {name: all(row["learned"] for row in rows) for name, rows in results.items()}
+    print(json.dumps({"num_learned": sum(all_learned.values()), "num_algorithms": len(names), "results": results}))
+
+
+if __name__ == "__main__":
+    main()
