@@ -96,8 +96,8 @@ before_training = false   # its reward is how an answer looks, which any constan
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2] / "src"), "NO_COLOR": "1"}
 """For children: one thread, because results are compared bit by bit and cores are few."""
 
-LIMIT_S = 100.0
-"""Longest wait for a command; each takes about fifteen seconds on two quiet cores."""
+LIMIT_S = 240.0
+"""Longest wait for a command; each takes about fifteen seconds on two quiet cores, and tests run two at a time."""
 
 
 def write_lines(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -14,7 +14,7 @@ from tests.tiny_model import build_tiny_model
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.usefixtures("one_thread"),
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(900),
     # As in test_learning: what is sampled depends on timing.
     pytest.mark.flaky(reruns=2, only_rerun=["AssertionError"]),
 ]

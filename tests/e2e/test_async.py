@@ -23,7 +23,7 @@ from leyden.traces.reader import Reader
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(900),
     pytest.mark.flaky(reruns=2, only_rerun=["AssertionError"]),  # as in test_learning.py
 ]
 

@@ -8,7 +8,7 @@ from tests.unit.cli.calling import Caller
 
 from leyden.store import ledger
 
-pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.timeout(1200)]
 
 
 @pytest.fixture

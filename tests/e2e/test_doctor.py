@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.e2e.project import LEAN_AGENT, leyden, make_project
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 NOISY = """
 import random

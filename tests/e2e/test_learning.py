@@ -32,7 +32,7 @@ from leyden.store import ledger
 # learn slowly. A fault in the update stops every run, so a test that may be repeated four times still finds it.
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(900),
     pytest.mark.flaky(reruns=4, only_rerun=["AssertionError"]),
 ]
 

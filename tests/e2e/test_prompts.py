@@ -81,7 +81,7 @@ reflection_backoff_s = 0.05
 resamples = 200
 """
 
-pytestmark = pytest.mark.timeout(600)  # a dozen verbs, three of which start a gateway
+pytestmark = pytest.mark.timeout(1200)  # a dozen verbs, three of which start a gateway
 
 RULE = "Answer with digits only."
 BETTER = "You count {letters} in words of {list}. " + RULE

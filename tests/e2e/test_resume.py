@@ -34,7 +34,7 @@ from tests.e2e.project import (
 from leyden.base.records import RolloutState
 from leyden.traces.reader import Reader
 
-pytestmark = pytest.mark.timeout(300)  # two whole runs; a killed runner's leases last 30 s
+pytestmark = pytest.mark.timeout(900)  # two whole runs; a killed runner's leases last 30 s
 
 
 def until(met: Callable[[], bool], process: "subprocess.Popen[str]", folder: Path, what: str) -> None:

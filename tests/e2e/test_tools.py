@@ -46,7 +46,7 @@ SYSTEM = (
 """What the template of the tiny model shows for these tools."""
 CALL = '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
 
-pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.timeout(900)]
 
 
 @pytest.fixture

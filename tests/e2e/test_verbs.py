@@ -16,7 +16,7 @@ from leyden.cli import wiring
 from leyden.cli.wiring import LocalServices
 from leyden.store import ledger
 
-pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.timeout(900)]
 
 
 def test_train_with_json_prints_one_object_a_line_and_the_result_last(tmp_path: Path) -> None:
