@@ -1,6 +1,9 @@
 """What holds for every test."""
 
 from hypothesis import settings
+from tests.postgres_cluster import postgres, postgres_cluster
+
+__all__ = ["postgres", "postgres_cluster"]  # fixtures
 
 # A deadline per example measures the machine, not the code: with other work beside it, a test that takes 5 ms took 300.
 # The suite tries the same examples every time, so that a change is judged by what it changed; to look for new ones:

@@ -18,6 +18,7 @@ from leyden.base.records import Rollout, Trace
 from leyden.house import House
 from leyden.learning import schedule
 from leyden.learning.inflight import Carried, InFlight, restored
+from leyden.step_report import refuse_if_nothing_was_captured
 from leyden.store import aio, ledger, queue
 from leyden.store.attempts import TERMINAL
 from leyden.traces.reader import Reader
@@ -29,7 +30,8 @@ STARTED_UNDER = "started_under"
 async def groups(house: House, step: int, version: int) -> tuple[list[Trace], dict[str, Any]]:
     """(traces of the groups that step `step` learns from, what its report says about the choice).
 
-    Raises LearningError when the groups that the step cannot do without are not over after `learn.step_timeout_s`.
+    Raises LearningError when the groups that the step cannot do without are not over after `learn.step_timeout_s`, or
+    when no rollout of the step made a model call.
     """
     learn = house.config.learn
     if house.carried is None:
@@ -61,6 +63,7 @@ async def groups(house: House, step: int, version: int) -> tuple[list[Trace], di
         house.progress.advance(min(over, learn.tasks_per_step * learn.group_size), _note(carried))
         await house.wait(seen, deadline, late)
     house.progress.end()
+    refuse_if_nothing_was_captured(phase, [trace for place in chosen for trace in carried.traces[place]])
     offered = [_tokens(traces) for traces in carried.traces.values()]
     taken = [carried.traces.pop(place) for place in chosen]
     report = {

@@ -19,7 +19,7 @@ from typing import Any
 from leyden import carry
 from leyden.base import leaks
 from leyden.base.config import BudgetConfig, Config, LearnConfig
-from leyden.base.errors import Interrupted, LearningError
+from leyden.base.errors import Interrupted
 from leyden.base.records import Outcome, PolicyVersion, Rollout, Task, Trace, Verdict
 from leyden.house import House
 from leyden.learning import algorithms, batch, schedule
@@ -30,7 +30,7 @@ from leyden.learning.shaping import num_dull, refuse_mismatch, shaped
 from leyden.release import budget, evaluation, gate, holdout
 from leyden.rewards import canary
 from leyden.runner.outcome import policies
-from leyden.step_report import off_policy, step_report, update_numbers
+from leyden.step_report import off_policy, refuse_if_nothing_was_captured, step_report, update_numbers
 from leyden.store import aio, ledger, queue
 from leyden.store.attempts import TERMINAL
 from leyden.traces.assemble import Assembly, OutcomePolicy, assemble
@@ -51,7 +51,7 @@ async def improve(house: House) -> Improvement:
     """A whole run. The incumbent stays what it was: a run makes versions and verdicts, it deploys nothing."""
     learn = house.config.learn
     judged: dict[str, evaluation.Evaluation] = {}
-    if warning := budget.cannot_bind(house.config.budget, house.config.costs):
+    if warning := budget.cannot_bind(house.config):
         house.progress.say(f"Note: {warning}.")
     await mind_budget(house)
     if house.holdout_tasks:
@@ -295,7 +295,7 @@ async def collect(house: House, phase: str, rollouts: Sequence[Rollout], limit_s
         await house.wait(seen, deadline, late)
     house.progress.end()
     traces = await asyncio.to_thread(Reader(house.store).traces, ids)
-    _refuse_if_nothing_was_captured(phase, traces)
+    refuse_if_nothing_was_captured(phase, traces)
     return traces
 
 
@@ -407,19 +407,6 @@ def objective_of(learn: LearnConfig, step: int, algorithm: algorithms.Algorithm)
             step, learn.steps, learn.schedule, learn.warmup_steps, learn.learning_rate
         ),
         grad_clip=learn.grad_clip,
-    )
-
-
-def _refuse_if_nothing_was_captured(phase: str, traces: Sequence[Trace]) -> None:
-    """No call in any rollout is a set-up fault; training on would only hide it."""
-    if any(trace.calls for trace in traces):
-        return
-    causes = Counter(trace.attempt.diagnosis or trace.attempt.outcome for trace in traces)
-    detail = next((t.attempt.detail for t in traces if t.attempt.detail), "")
-    stderr = next((t.attempt.stderr_tail.strip()[-600:] for t in traces if t.attempt.stderr_tail.strip()), "")
-    raise LearningError(
-        f"{phase}: none of {len(traces)} rollouts made a model call ({dict(causes)}). {detail}"
-        + (f"\nEnd of the harness's standard error:\n{stderr}" if stderr else "")
     )
 
 

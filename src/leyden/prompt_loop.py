@@ -80,22 +80,29 @@ def split_tasks(config: Config, train: Sequence[Task], val: Sequence[Task]) -> t
 
 
 def check_reflection(config: Config) -> None:
-    """Raises ConfigError where the algorithm needs a reflection model and none is named, or an alias is unknown."""
+    """Raises ConfigError where a reflection model is needed and none is named, none answers, or its budget of money
+    could never be reached."""
     settings = config.prompts
     if not OPTIMISERS[config.learn.algorithm].reflects:
         return
-    if not settings.reflection and not settings.reflection_base_url:
+    if not settings.reflection:
         raise ConfigError(
             f'learn.algorithm = "{config.learn.algorithm}" needs a reflection model; set prompts.reflection to an '
-            "alias of [policies], or prompts.reflection_base_url and prompts.reflection_model"
+            "alias of [policies] that has a provider or an engine"
         )
-    if settings.reflection and settings.reflection not in config.policies:
+    if settings.reflection not in config.policies:
         known = ", ".join(sorted(config.policies))
         raise ConfigError(f"prompts.reflection is {settings.reflection!r}, which is no policy; known: {known}")
-    if settings.reflection and not config.policies[settings.reflection].engine:
+    alias = config.policies[settings.reflection]
+    if not alias.engine and not alias.provider:
         raise ConfigError(
-            f"prompts.reflection is {settings.reflection!r}, which no engine serves beside the policy that is "
-            f"improved; set policies.{settings.reflection}.engine"
+            f"prompts.reflection is {settings.reflection!r}, which nothing serves beside the policy that is "
+            f"improved; set policies.{settings.reflection}.provider or policies.{settings.reflection}.engine"
+        )
+    if settings.max_reflection_usd is not None and config.price_of(settings.reflection) is None:
+        raise ConfigError(
+            f"prompts.max_reflection_usd is {settings.max_reflection_usd}, but {settings.reflection!r} has no price, "
+            f"so it would never be reached; set policies.{settings.reflection}.usd_per_million"
         )
 
 
@@ -167,6 +174,7 @@ class HouseArena:
     _asked: set[str] = field(default_factory=set)
     _shares: dict[str, float] = field(default_factory=dict)
     _rounds: int = 0
+    _counted: set[str] = field(default_factory=set)
     # Of the round that runs:
     _tried: dict[str, dict[str, float]] = field(default_factory=dict)
     _seconds: float = 0.0
@@ -263,7 +271,7 @@ class HouseArena:
             "num_rollouts": len(self._asked),
             "num_reflections": spent.calls,
             "reflection_tokens": spent.tokens,
-            "reflection_cost": spent.cost,
+            "reflection_usd": spent.usd,
             "num_garbage": self.num_garbage,
             "tried": self._tried,
             "seconds": {"rollouts": self._seconds},
@@ -319,16 +327,23 @@ class HouseArena:
             house.backend.serve_as(rollouts[0].policy_versions[house.policy])
             limit_s = house.config.learn.step_timeout_s * max(1, len(rollouts) // 64)
             collected = await collect(house, note, rollouts, limit_s)
+            self._count([trace for trace in collected if trace.rollout.id not in self._counted])
             found |= {trace.rollout.id: trace for trace in collected}
-            # From the attempts, so that a search that is gone through again says what it took the first time.
-            ended = [trace.attempt.ended_at or trace.attempt.started_at for trace in collected]
-            self._seconds += max(ended) - min(trace.attempt.started_at for trace in collected)
-            self._cost += total_of(collected, house.config.costs)
         traces = [[found[rollout.id] for rollout in plan] for plan in plans]
         flat = [trace for plan in traces for trace in plan]
         self._check_found(flat)
         self._shares = self._shares or shares_of(flat, house.policy)
         return traces
+
+    def _count(self, traces: Sequence[Trace]) -> None:
+        """What rollouts took that no round has counted: a later rung has those of the earlier ones among its own."""
+        if not traces:
+            return
+        # From the attempts, so that a search that is gone through again says what it took the first time.
+        ended = [trace.attempt.ended_at or trace.attempt.started_at for trace in traces]
+        self._seconds += max(ended) - min(trace.attempt.started_at for trace in traces)
+        self._cost += total_of(traces, self.house.config)
+        self._counted |= {trace.rollout.id for trace in traces}
 
     def _check_found(self, traces: Sequence[Trace]) -> None:
         """A slot that no call has is a mistake in the file: candidates would only seem to differ."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from leyden.base import stats
 from leyden.base.config import Config
+from leyden.base.errors import LearningError
 from leyden.base.records import Drop, Rollout, Trace
 from leyden.learning.backends.base import UpdateReport
 from leyden.learning.batch import Batch
@@ -64,7 +65,7 @@ def step_report(
         "group_successes": _group_successes(config, traces),
         "tokens_per_rollout": sum(sampled_tokens) / len(sampled_tokens),
         "calls_per_rollout": sum(map(len, calls)) / len(traces),
-        "cost": total_of(traces, config.costs).to_json(),
+        "cost": total_of(traces, config).to_json(),
         "seconds": {**seconds, **{f"update_{k}": v for k, v in update.seconds.items()}},
         **update_numbers(update),
     }
@@ -137,3 +138,16 @@ def _staleness(traces: Sequence[Trace], policy: str) -> int:
 def finite(value: float) -> float | None:
     """`value`, or None where an interval has no end: JSON knows no infinity."""
     return value if math.isfinite(value) else None
+
+
+def refuse_if_nothing_was_captured(phase: str, traces: Sequence[Trace]) -> None:
+    """Raise LearningError without a call in any rollout: a set-up fault that training on would only hide."""
+    if any(trace.calls for trace in traces):
+        return
+    causes = Counter(trace.attempt.diagnosis or trace.attempt.outcome for trace in traces)
+    detail = next((t.attempt.detail for t in traces if t.attempt.detail), "")
+    stderr = next((t.attempt.stderr_tail.strip()[-600:] for t in traces if t.attempt.stderr_tail.strip()), "")
+    raise LearningError(
+        f"{phase}: none of {len(traces)} rollouts made a model call ({dict(causes)}). {detail}"
+        + (f"\nEnd of the harness's standard error:\n{stderr}" if stderr else "")
+    )

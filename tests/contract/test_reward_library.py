@@ -26,7 +26,7 @@ SETTINGS: Mapping[str, dict[str, Any]] = {
         "called": ["look"], "never": ["drop"], "order": ["look", "say"], "at_most": {"look": 3},
         "arguments": {"look": {"type": "object", "required": ["id"]}}, "spans": True,
     },
-    "cost": {"prompt_price": 1.0, "completion_price": 2.0},
+    "cost": {"usd_per_million": {"input": 1.0, "output": 2.0}},
     "safety": {
         "forbidden_tools": ["drop*"], "forbidden_arguments": {"*": "(?i)delete"}, "protected_files": ["keep/*"],
         "frozen_rows": ["orders"],
@@ -159,7 +159,7 @@ def test_a_task_without_an_answer_is_refused_before_the_run_and_raises_in_it(
         ("builtin:exact", {"exact": {"source": "file:../x"}}, "inside the workspace"),
         ("builtin:json_schema", {}, "give schema_file or inline"),
         ("builtin:tool_rules", {"tool_rules": {"arguments": {"a": {"type": 3}}}}, "JSON schema cannot be used"),
-        ("builtin:cost", {"cost": {"prompt_price": -1}}, "prompt_price = -1"),
+        ("builtin:cost", {"cost": {"usd_per_million": {"input": -1}}}, r"usd_per_million\.input = -1"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(verifier: str, settings: Any, says: str, tmp_path: Path) -> None:

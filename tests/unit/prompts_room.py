@@ -29,6 +29,8 @@ from leyden.traces.recorder import Recorder
 
 SYSTEM = "You are an assistant."
 BOUND_S = 20.0
+PRICE = {"input": 1.0, "output": 2.0}
+"""Of the reflection model, in USD per million tokens."""
 
 
 class Said:
@@ -153,11 +155,14 @@ class Room:
         """A configuration with the scripted engine and reflection model."""
         tree = {
             "learn": {"algorithm": algorithm, "step_timeout_s": 60},
-            "policies": {"main": {"engine": self.engine.url, "trainable": False}, "bare": {"model": "none"}},
+            "policies": {
+                "main": {"engine": self.engine.url, "trainable": False},
+                "bare": {"model": "none"},
+                "thinker": {"engine": self.reflection.engine.url, "trainable": False, "usd_per_million": PRICE},
+            },
             "prompts": {
                 "slots": str(self.folder / "prompts.toml"),
-                "reflection_base_url": self.reflection.engine.url + "/v1",
-                "reflection_model": "thinker",
+                "reflection": "thinker",
                 "reflection_backoff_s": 0.01,
                 **prompts,
             },

@@ -110,6 +110,14 @@ def test_groups_that_never_end_are_told_with_their_states(store: Store, tmp_path
         asyncio.run(improve(house))
 
 
+def test_a_harness_that_never_calls_stops_the_run_with_its_diagnosis(store: Store, tmp_path: Path) -> None:
+    house = slow_house(store, tmp_path)
+    house.services = Slow(store, lambda rollout: None)
+    with pytest.raises(LearningError, match=r"step 1/5: rollouts: none of 8 rollouts made a model call.*no_calls"):
+        asyncio.run(improve(house))
+    assert rows_of(house) == [] and house.backend.version == 0, "something was learned from nothing"
+
+
 @pytest.mark.parametrize(
     ("keys", "told"),
     [

@@ -32,13 +32,14 @@ def room(tmp_path: Path) -> Iterator[Room]:
 
 
 def reflector(house: House) -> Reflector:
-    settings = house.config.prompts
+    config, alias = house.config, house.config.prompts.reflection
     return Reflector(
-        settings,
+        config.prompts,
         house.folder / "reflections.jsonl",
-        base_url=lambda: settings.reflection_base_url,
+        base_url=lambda: config.policies[alias].engine + "/v1",
         key="",
-        model=settings.reflection_model,
+        model=alias,
+        price=config.price_of(alias),
         stop_requested=house.stop_requested,
     )
 
@@ -92,6 +93,23 @@ def test_demonstrations_from_successes_are_found_and_judged_better(room: Room) -
     assert not re.search(r"WORD[G-Z]", final(house)), "a validation or holdout task was demonstrated"
     assert room.reflection.asked == []
     assert [row["step"] for row in rows(house)] == list(range(len(rows(house))))
+    # Rungs share rollouts with earlier rungs; each costs once.
+    assert sum(row["cost"]["num_rollouts"] for row in rows(house)) == rows(house)[-1]["num_rollouts"]
+    assert all(row["seconds"]["rollouts"] > 0 for row in rows(house)[:-1])
+    tried = rows(house)[-1]["tried"]
+    assert tried and all(one["score"] == 1 and version.startswith("main@") for version, one in tried.items())
+
+
+def test_the_budget_of_the_run_stops_a_search_which_goes_on_with_more(room: Room) -> None:
+    room.solves(needs(SHOUT))
+    room.reflection.answers(advice)
+    config = room.config("apo", rounds=3, edits=2)
+    spent = config.model_copy(update={"budget": config.budget.model_copy(update={"tokens": 1})})
+    with room.house(spent, holdout_tasks=[]) as house, pytest.raises(Interrupted, match=r"budget\.tokens"):
+        run(house)
+    with room.house(config, holdout_tasks=[]) as house:
+        run(house)
+    assert SHOUT in final(house)
 
 
 def test_a_set_that_does_not_help_loses_to_the_prompts_as_they_are(room: Room) -> None:
@@ -243,7 +261,7 @@ def test_a_reflection_model_that_goes_down_stops_the_run_and_a_resumed_one_pays_
             return await Reflector.ask(whole, prompt)
 
         whole.ask = ask  # type: ignore[method-assign]
-        with pytest.raises(LearningError, match=r"answered status 503 in 3 tries.*--resume"):
+        with pytest.raises(LearningError, match=r"no reply in 3 tries: status 503.*--resume"):
             asyncio.run(improve_prompts(house, whole))
         before = {rollout.id for rollout in played(house)}
     assert len(room.reflection.engine.requests) == 2 + 3 and before
@@ -278,18 +296,17 @@ def test_a_wish_to_stop_is_heard_and_the_run_goes_on_to_the_same_end(room: Room)
         assert run(house).verdicts["base"].answer == "better"
 
 
-@pytest.mark.parametrize("limit", [{"max_reflection_tokens": 1}, {"max_reflection_cost": 1e-9}])
+@pytest.mark.parametrize("limit", [{"max_reflection_tokens": 1}, {"max_reflection_usd": 1e-9}])
 def test_budgets_of_tokens_and_money_end_the_search(room: Room, limit: Any) -> None:
     room.solves(needs("never there"))
     room.reflection.answers(advice)
-    prices = {"reflection_input_price": 1.0, "reflection_output_price": 2.0}
-    with room.house(room.config("apo", rounds=3, edits=2, **prices, **limit), holdout_tasks=[]) as house:
+    with room.house(room.config("apo", rounds=3, edits=2, **limit), holdout_tasks=[]) as house:
         run(house)
     assert len(room.reflection.asked) == 1
     row = rows(house)[-1]
     usage = room.reflection.engine.requests[0]
     assert usage["model"] == "thinker" and row["num_reflections"] == 1
-    assert 0 < row["reflection_cost"] < 2 * row["reflection_tokens"] / 1e6
+    assert 0 < row["reflection_usd"] < 2 * row["reflection_tokens"] / 1e6
 
 
 def test_a_slot_that_the_harness_never_sends_stops_the_run(room: Room) -> None:
@@ -322,9 +339,10 @@ def test_bounds_that_contradict_each_other_are_refused_before_anything_runs(room
     assert len(learned) == 2 and len(chosen) == 3
     assert {t.id for t in learned}.isdisjoint(t.id for t in chosen)
     for wrong, message in (
-        ({"reflection_base_url": "", "reflection_model": ""}, "needs a reflection model"),
-        ({"reflection_base_url": "", "reflection_model": "", "reflection": "other"}, "'other', which is no policy"),
-        ({"reflection_base_url": "", "reflection_model": "", "reflection": "bare"}, r"set policies\.bare\.engine"),
+        ({"reflection": ""}, "needs a reflection model"),
+        ({"reflection": "other"}, "'other', which is no policy"),
+        ({"reflection": "bare"}, r"set policies\.bare\.provider or policies\.bare\.engine"),
+        ({"reflection": "main", "max_reflection_usd": 1.0}, r"'main' has no price, .*policies\.main\.usd_per_million"),
     ):
         with pytest.raises(ConfigError, match=message):
             check_reflection(room.config("gepa", **wrong))

@@ -130,6 +130,11 @@ class TasksConfig(_Section):
     """JSON Lines file of approved demonstrations, `{"task": ..., "messages": [...]}`."""
     near: float = Field(0.7, gt=0, le=1)
     """Similarity from which what is trained on counts as a task of the holdout; 1 refuses equal ones only."""
+    near_model: str = ""
+    """Folder of a sentence model (BERT type, mean pooling) that finds paraphrases which share few words; empty is
+    none. The gateway, which loads no models, compares words only."""
+    near_cosine: float = Field(0.7, gt=0, le=1)
+    """With `near_model`: cosine from which two tasks whose numbers and quoted texts agree count as one."""
 
 
 class LoraConfig(_Section):
@@ -162,7 +167,7 @@ class EvalSamplingConfig(SamplingConfig):
 
 
 class PriceConfig(_Section):
-    """`[providers.NAME.usd_per_million]` and `[policies.NAME.usd_per_million]`"""
+    """`[providers.NAME.usd_per_million]` and `[policies.NAME.usd_per_million]`: what a million tokens cost, in USD"""
 
     input: float = Field(0.0, ge=0)
     """Of prompt tokens."""
@@ -172,6 +177,14 @@ class PriceConfig(_Section):
     """Of prompt tokens that the provider read from its cache; absent means as `input`."""
     cache_write: float | None = Field(None, ge=0)
     """Of prompt tokens that it wrote into its cache; absent means as `input`."""
+
+    def usd(self, num_prompt: int, num_completion: int, *, num_cached: int = 0, num_written: int = 0) -> float:
+        """Of that many tokens; `num_prompt` includes those that were read from the cache and written into it."""
+        fresh = max(0, num_prompt - num_cached - num_written)
+        cached = self.input if self.cached is None else self.cached
+        written = self.input if self.cache_write is None else self.cache_write
+        millionths = fresh * self.input + num_cached * cached + num_written * written + num_completion * self.output
+        return millionths / 1e6
 
 
 class ProviderConfig(_Section):
@@ -187,8 +200,8 @@ class ProviderConfig(_Section):
     """Longest wait for a whole answer."""
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     """Kind `openai`: how it calls the limit of a completion; OpenAI's newer models know only the second."""
-    usd_per_million: PriceConfig = PriceConfig()
-    """Price of a million tokens."""
+    usd_per_million: PriceConfig | None = None
+    """Price of a million tokens of its models; absent is not known, which is not 0."""
 
 
 class PolicyConfig(_Section):
@@ -199,7 +212,7 @@ class PolicyConfig(_Section):
     provider: str = ""
     """Section of `providers` that answers instead of an engine; such a policy is recorded and never trained."""
     usd_per_million: PriceConfig | None = None
-    """Price of this model, where it is another than the provider's."""
+    """Price of a million tokens of this model: of your own engine, or where it is another than the provider's."""
     engine: str = ""
     """URL of an OpenAI-compatible engine that serves it; empty means the embedded sampler."""
     engine_kind: Literal["vllm", "sglang"] = "vllm"
@@ -520,13 +533,8 @@ class PromptsConfig(_Section):
     gepa_template: str = ""
     """`gepa`: template of the library with `<curr_param>` and `<side_info>`; empty is the library's own."""
     reflection: str = ""
-    """Reflection model: an alias that the gateway serves (a policy of this file); its calls are recorded."""
-    reflection_base_url: str = ""
-    """Instead of an alias: base URL of an OpenAI-compatible API, up to and including `/v1`."""
-    reflection_model: str = ""
-    """With `reflection_base_url`: the model's name there."""
-    reflection_key_env: str = ""
-    """With `reflection_base_url`: environment variable that holds the key."""
+    """Reflection model: an alias that the gateway serves (a policy of this file with a provider or an engine); its
+    calls are recorded, and its `usd_per_million` is what it costs."""
     reflection_max_tokens: int = Field(2048, ge=1)
     """Most tokens of one reply."""
     reflection_temperature: float = Field(1.0, ge=0)
@@ -537,16 +545,12 @@ class PromptsConfig(_Section):
     """Times that a question is asked when the model does not answer; then the run stops and can be resumed."""
     reflection_backoff_s: float = Field(1.0, ge=0)
     """Pause after the first such try; each further one is twice as long."""
-    reflection_input_price: float = Field(0.0, ge=0)
-    """Money per million tokens of prompts."""
-    reflection_output_price: float = Field(0.0, ge=0)
-    """Money per million tokens of replies."""
     max_reflections: int = Field(100, ge=1)
     """Budget: most replies of the reflection model."""
     max_reflection_tokens: int = Field(2_000_000, ge=1)
     """Budget: most tokens of its prompts and replies."""
-    max_reflection_cost: float = Field(100.0, gt=0)
-    """Budget: most money, in the currency of the prices; without prices it cannot be counted."""
+    max_reflection_usd: float | None = Field(None, gt=0)
+    """Budget: most money for it; needs the price of its alias. Absent is no limit."""
     max_garbage: int = Field(20, ge=1)
     """Replies of no use after which the search stops: the model does not understand the task."""
 
@@ -555,16 +559,6 @@ class PromptsConfig(_Section):
         if self.min_demos > self.max_demos:
             raise ValueError(
                 f"prompts.min_demos is {self.min_demos} and prompts.max_demos {self.max_demos}; raise the latter"
-            )
-        if self.reflection and self.reflection_base_url:
-            raise ValueError("prompts.reflection and prompts.reflection_base_url are both set; keep one")
-        if bool(self.reflection_base_url) != bool(self.reflection_model):
-            raise ValueError("prompts.reflection_base_url and prompts.reflection_model go together; set both or none")
-        priced = self.reflection_input_price or self.reflection_output_price
-        if not priced and self.max_reflection_cost != type(self).model_fields["max_reflection_cost"].default:
-            raise ValueError(
-                f"prompts.max_reflection_cost is {self.max_reflection_cost}, but both prices are 0, so it would "
-                "never be reached; set prompts.reflection_input_price and prompts.reflection_output_price"
             )
         for key, needed in (
             ("demo_template", ("{input}", "{output}")),
@@ -605,19 +599,14 @@ class BudgetConfig(_Section):
     minutes: float | None = None
     """Minutes of recorded work of the run; absent is no limit."""
     usd: float | None = None
-    """Money for calls, as providers price them, and for the machine (`costs.machine_usd_per_hour`); absent is no
-    limit."""
+    """Money for calls by their prices, and for the machine (`costs.machine_usd_per_hour`); absent is no limit."""
 
 
 class CostsConfig(_Section):
-    """`[costs]`"""
+    """`[costs]`: what is not the price of tokens, which stands with each policy and provider"""
 
     machine_usd_per_hour: float = Field(0.0, ge=0)
     """Price of this machine; training time becomes money with it."""
-    prompt_usd_per_million: float = Field(0.0, ge=0)
-    """Price of a million prompt tokens where the engine reports none; 0 means that it is not known."""
-    completion_usd_per_million: float = Field(0.0, ge=0)
-    """Price of a million sampled tokens where the engine reports none; 0 means that it is not known."""
     calls_per_month: int = Field(0, ge=0)
     """Workload for the monthly projection of `leyden compare`, in model calls of the first version compared."""
 
@@ -692,7 +681,7 @@ class Config(_Section):
     budget: BudgetConfig = BudgetConfig()
     """When a run stops."""
     costs: CostsConfig = CostsConfig()
-    """What things cost."""
+    """What a machine costs, and for how much work."""
     gateway: GatewayConfig = GatewayConfig()
     """How calls are served."""
     base_dir: Path = Field(Path("."), exclude=True)
@@ -751,6 +740,15 @@ class Config(_Section):
             raise ValueError(f"policies.{name}.engine and policies.{name}.provider are both set; keep one")
         if not policy.model:
             raise ValueError(f"policies.{name}.model is empty; name the model as provider {policy.provider!r} does")
+
+    def price_of(self, policy: str) -> PriceConfig | None:
+        """The price of what answers under an alias: its own, else its provider's; None where neither has one."""
+        found = self.policies.get(policy)
+        if found is None:
+            return None
+        if found.usd_per_million is not None:
+            return found.usd_per_million
+        return self.providers[found.provider].usd_per_million if found.provider else None
 
     def resolve(self, path: str) -> Path:
         """`path` as an absolute path, relative to the configuration file."""

@@ -2,8 +2,8 @@
 
 Promises: equal inputs are always found, whatever the threshold and the case or spacing of their text; what is
 near is found by a similarity that does not depend on the order of tasks; comparing is exact (no hashing, no
-sampling) and linear in the shared words. Does not understand meaning: a paraphrase that keeps few of the words is
-missed (docs/evaluation.md has the measured recall).
+sampling) and linear in the shared words. By itself it does not understand meaning: a paraphrase that keeps few of the
+words is missed (docs/evaluation.md has the measured recall), unless a sentence model helps.
 
 How near. The texts of a task's `input` are cut into words; its shingles are the single words and the pairs of
 neighbours. A word weighs `log(1 + T / d)` where d of T tasks of the holdout have it, so what every task says ("list
@@ -19,24 +19,36 @@ Context. A text that several tasks of the holdout have verbatim (a schema, an in
 apart from the rest, and the similarity is the smaller of the two: the same question about another database is
 another task, and two questions about one database are not alike because of the database.
 
+Meaning. With a sentence model two tasks are also near when the cosine of the vectors of their own texts is high enough
+and their literals agree. Of a conversation each message that is not the assistant's is compared.
+
 Letters of shapes: H = tasks of the holdout, S = distinct shingles, Q = things that are asked about.
 """
 
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from leyden.base.errors import HoldoutError
 from leyden.base.records import Task, to_json
 from leyden.base.tasks import Demo
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 NEAR = 0.7
 """Default threshold of similarity: light paraphrases lie above it, different tasks of one mould below (measured in
 docs/evaluation.md)."""
+
+Vectors: TypeAlias = "NDArray[np.float32]"
+"""Shape (N, E)."""
+Embed: TypeAlias = Callable[[Sequence[str]], "NDArray[np.float32]"]
+"""Texts to vectors of length one."""
 
 CONTAINED = 0.85
 """Smallest threshold of containment: a conversation has many words, some of which it shares with a task by chance."""
@@ -67,17 +79,29 @@ class Leak:
     """Id of the task of the holdout."""
     similarity: float
     """1 for equal inputs or the same id; else from the threshold up."""
+    by_meaning: bool = False
+    """Whether only a sentence model found it; `similarity` is the cosine then."""
 
     def __str__(self) -> str:
         how = "is" if self.similarity == 1 else f"is {100 * self.similarity:.0f} % like"
-        return f"{self.asked!r} {how} {self.holdout!r}"
+        return f"{self.asked!r} {how} {self.holdout!r}" + (" (by meaning)" if self.by_meaning else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meaning:
+    """A sentence model that helps."""
+
+    embed: Embed
+    """The model."""
+    cosine: float
+    """From which cosine on two tasks are near."""
 
 
 class Guard:
     """Knows a holdout and recognises its tasks. Immutable after it is made, so threads may share it."""
 
-    def __init__(self, holdout: Sequence[Task], *, threshold: float = NEAR) -> None:
-        """`threshold` is the similarity from which a task counts as near, 1 for equal ones only.
+    def __init__(self, holdout: Sequence[Task], *, threshold: float = NEAR, meaning: Meaning | None = None) -> None:
+        """`threshold` is the similarity from which a task counts as near, 1 for equal ones only (and no `meaning`).
 
         Raises HoldoutError for a threshold outside (0, 1].
         """
@@ -97,6 +121,9 @@ class Guard:
             self._own.add(part.own)
             self._shared.add(part.shared)
             self._literals.append(part.literals)
+        self._meaning = meaning if threshold < 1 else None
+        if self._meaning:
+            self._vectors_HE = self._meaning.embed([self._own_text(one) for one in texts])
 
     @property
     def num_tasks(self) -> int:
@@ -118,6 +145,10 @@ class Guard:
                     found[position] = Leak(
                         asked=tasks[position].id, holdout=self._ids[held], similarity=min(near, 0.999)
                     )
+            left = [position for position in rest if position not in found]
+            asked = [[_texts(tasks[position].input)] for position in left]
+            alike = self._alike([tasks[position].id for position in left], asked)
+            found |= {position: leak for position, leak in zip(left, alike, strict=True) if leak}
         return [found[position] for position in sorted(found)]
 
     def of_demos(self, demos: Sequence[Demo]) -> list[Leak]:
@@ -127,18 +158,47 @@ class Guard:
         """
         asked = [self._parts(_texts([m for m in demo.messages if m["role"] != "assistant"])) for demo in demos]
         limit = max(self.threshold, CONTAINED)
+        said = [[_texts(m.get("content")) for m in demo.messages if m["role"] != "assistant"] for demo in demos]
+        alike = self._alike([demo.task for demo in demos], said)
         found = []
-        for demo, (held, near) in zip(demos, self._nearest(asked, contained=True), strict=True):
+        for demo, (held, near), leak in zip(demos, self._nearest(asked, contained=True), alike, strict=True):
             if demo.task in self._known:
                 found.append(Leak(asked=demo.task, holdout=demo.task, similarity=1.0))
             elif near >= limit:
                 found.append(Leak(asked=demo.task, holdout=self._ids[held], similarity=min(near, 0.999)))
+            elif leak:
+                found.append(leak)
         return found
 
     def similarity(self, tasks: Sequence[Task]) -> list[float]:
         """How near each task is to the nearest one of the holdout, 0 to 1; for choosing a threshold."""
         parts = [self._parts(_texts(task.input)) for task in tasks]
         return [near for _, near in self._nearest(parts, contained=False)]
+
+    def _alike(self, names: Sequence[str], asked: Sequence[Sequence[Sequence[str]]]) -> list[Leak | None]:
+        """For each thing, of which `asked` has the texts of each of its parts: the leak that the model sees."""
+        found: list[Leak | None] = [None] * len(names)
+        whose = [number for number, parts in enumerate(asked) for _ in parts]
+        texts = [texts for parts in asked for texts in parts]
+        if not self._meaning or not texts or not self._ids:
+            return found
+        for start in range(0, len(texts), _CHUNK):
+            chunk = texts[start : start + _CHUNK]
+            near_QH = self._meaning.embed([self._own_text(one) for one in chunk]) @ self._vectors_HE.T
+            near_QH[~self._agree([self._parts(one).literals for one in chunk], contained=False)] = 0.0
+            for place, row_H in enumerate(near_QH):
+                held, number = int(row_H.argmax()), whose[start + place]
+                before = found[number]
+                if row_H[held] >= max(self._meaning.cosine, before.similarity if before else 0.0):
+                    found[number] = Leak(
+                        asked=names[number], holdout=self._ids[held], similarity=min(float(row_H[held]), 0.999),
+                        by_meaning=True,
+                    )  # fmt: skip
+        return found
+
+    def _own_text(self, texts: Sequence[str]) -> str:
+        """What is said apart from context; all of it where all is context."""
+        return "\n".join([text for text in texts if text not in self._context] or texts)
 
     def _same(self, task: Task) -> str | None:
         return self._exact.get(_canonical(task.input)) if task.input else None

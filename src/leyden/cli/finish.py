@@ -20,7 +20,6 @@ from leyden.base.records import Call, RolloutState, Trace, Verdict
 from leyden.cli.decoding import decoder
 from leyden.cli.prompting import prompt_data
 from leyden.cli.report import ReportData, render
-from leyden.cli.report.data import ForestData
 from leyden.cli.report.forest import forest_data
 from leyden.cli.wiring import versions
 from leyden.house import House
@@ -32,6 +31,7 @@ from leyden.release import evaluation, gate, holdout
 from leyden.step_report import finite
 from leyden.store import ledger, lookups
 from leyden.traces.conversation import messages_of
+from leyden.traces.picture import Picture
 from leyden.traces.reader import Reader
 
 LABELS = {"base": "Base", "sft": "SFT", "final": "Trained"}
@@ -113,7 +113,7 @@ def report_data(house: House, improvement: Improvement) -> ReportData:
     return data
 
 
-def _example_forest(house: House) -> ForestData | None:
+def _example_forest(house: House) -> Picture | None:
     """The group that the run asked for last, as its forest."""
     ids = house.store.read(lambda connection: lookups.newest_group(connection, house.run_id))
     if not ids:

@@ -4,14 +4,14 @@ from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree
 
-from leyden.cli.report.data import BranchData, ForestData
 from leyden.cli.report.forest import branch_line, summary_lines
+from leyden.traces.picture import Branch, Picture
 
 MAX_LEVELS = 16
 """Levels drawn: each takes four columns of the terminal."""
 
 
-def show(data: ForestData, console: Console) -> None:
+def show(data: Picture, console: Console) -> None:
     """Print the counts, then the tree."""
     console.print(Text(data["title"], style="bold"))
     for line in summary_lines(data):
@@ -22,7 +22,7 @@ def show(data: ForestData, console: Console) -> None:
         console.print(f"{data['num_left_out']} more branches are not shown; --json has the same limit", markup=False)
 
 
-def draw(data: ForestData) -> Tree:
+def draw(data: Picture) -> Tree:
     """The branches as a rich tree without a visible root."""
     root = Tree("", hide_root=True)
     path: list[Tree] = [root]
@@ -38,7 +38,7 @@ def draw(data: ForestData) -> Tree:
     return root
 
 
-def _label(branch: BranchData) -> Text:
+def _label(branch: Branch) -> Text:
     if branch["num_trained"]:
         style = "green"
     elif branch["num_sampled"]:

@@ -12,9 +12,19 @@ def refuse_leaks(config: Config, trained: Sequence[Task], held: Sequence[Task], 
     """Raise HoldoutError when something that is learned from, or watched, is like a task of the holdout."""
     if not held:
         return
-    guard = leaks.Guard(held, threshold=config.tasks.near)
+    guard = guard_of(config, held)
     leaks.refuse(guard.of_tasks(trained), "tasks of tasks.train and tasks.val")
     leaks.refuse(guard.of_demos(demos), "demonstrations of tasks.demos")
+
+
+def guard_of(config: Config, held: Sequence[Task]) -> leaks.Guard:
+    """Knows the holdout, by words and by `tasks.near_model` where there is one. Raises ModelUnusable."""
+    tasks, meaning = config.tasks, None
+    if tasks.near_model and tasks.near < 1:
+        from leyden.learning.backends.embeddings import embedder  # loads torch, which most verbs do not need
+
+        meaning = leaks.Meaning(embed=embedder(config.resolve(tasks.near_model)), cosine=tasks.near_cosine)
+    return leaks.Guard(held, threshold=tasks.near, meaning=meaning)
 
 
 def plan_of(config: Config, num_tasks: int, look: int, effect: float = 0.05) -> power.Plan | None:

@@ -8,12 +8,14 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 
 from leyden.base.config import Config
 from leyden.base.errors import ConfigError
 from leyden.base.records import PolicyVersion
 from leyden.release.budget import step_s
 from leyden.release.costs import Cost, total
+from leyden.release.pooling import pooled
 from leyden.release.results import Evaluation
 from leyden.release.side_by_side import Method, Training
 from leyden.store import ledger
@@ -34,11 +36,18 @@ class Entrant:
     """Which version of it."""
     stored: Evaluation | None = field(default=None)
     """Its evaluation on these tasks; None when there is none yet."""
+    runs: tuple["Entrant", ...] = ()
+    """What it is the pool of, where several runs stand for one method."""
+
+    @property
+    def each(self) -> tuple["Entrant", ...]:
+        """Its runs, or itself."""
+        return self.runs or (self,)
 
 
 def line_up(store: Store, asked: Sequence[str], fingerprint: str, split: str) -> list[Entrant]:
-    """What each of `asked` means: `POLICY@N`, `LABEL` or `RUN/LABEL` of a stored evaluation, each with `NAME=` before
-    it to call it something else.
+    """What each of `asked` means: `POLICY@N`, `LABEL` or `RUN/LABEL` of a stored evaluation, several of them joined
+    by `+` for the runs of one method, each with `NAME=` before it to call it something else.
 
     Of several evaluations that fit the newest counts. Raises ConfigError for a name that means nothing here.
     """
@@ -51,14 +60,30 @@ def methods(
     store: Store, config: Config, entrants: Sequence[Entrant], evaluated: Mapping[tuple[str, int], Evaluation]
 ) -> list[Method]:
     """The entrants as methods; `evaluated` has the evaluations of those that had none."""
-    return [
-        Method(
-            name=one.name,
-            evaluation=one.stored or evaluated[(one.policy, one.version)],
-            training=training_of(store, config, one.policy, one.version),
+    found = []
+    for entrant in entrants:
+        runs = [one.stored or evaluated[(one.policy, one.version)] for one in entrant.each]
+        training = _mean([training_of(store, config, one.policy, one.version) for one in entrant.each])
+        several = len(runs) > 1
+        found.append(
+            Method(
+                name=entrant.name,
+                evaluation=pooled(runs) if several else runs[0],
+                training=training,
+                runs=tuple(runs) if several else (),
+            )
         )
-        for one in entrants
-    ]
+    return found
+
+
+def _mean(trainings: Sequence[Training]) -> Training:
+    """Of one run."""
+    money = [one.usd for one in trainings if one.usd is not None]
+    return Training(
+        minutes=fmean(one.minutes for one in trainings),
+        tokens=round(fmean(one.tokens for one in trainings)),
+        usd=fmean(money) if len(money) == len(trainings) else None,
+    )
 
 
 def training_of(store: Store, config: Config, policy: str, version: int) -> Training:
@@ -78,8 +103,11 @@ def training_of(store: Store, config: Config, policy: str, version: int) -> Trai
     minutes = sum(step_s(step.report) for step in steps) / 60
     cost = total(_cost(step.report) for step in steps)
     machine = minutes / 60 * config.costs.machine_usd_per_hour
+    # What a search has paid its reflection model so far, in each of its rounds.
+    reflection = max((float(step.report.get("reflection_usd") or 0.0) for step in steps), default=0.0)
     priced = not steps or cost.usd is not None or machine > 0
-    return Training(minutes=minutes, tokens=cost.tokens, usd=(cost.usd or 0.0) + machine if priced else None)
+    usd = (cost.usd or 0.0) + machine + reflection
+    return Training(minutes=minutes, tokens=cost.tokens, usd=usd if priced else None)
 
 
 def _steps(store: Store, run_id: str, policy: str) -> Iterable[ledger.Step]:
@@ -102,9 +130,10 @@ def _started_from(version: PolicyVersion, known: Mapping[int, PolicyVersion]) ->
     base = known.get(version.parent) if version.parent is not None else version
     if base is None or not base.path:
         return None
-    # Several base versions may name the same model folder; only a trained one has a parent.
-    made = [one for one in known.values() if one.parent is not None and one.path and one.version < base.version]
-    fits = [one for one in made if one.run_id != base.run_id and Path(str(one.path)) == Path(base.path)]
+    # Several base versions may name the same model folder; only a trained one has a parent. Prompts are in no folder.
+    made = [one for one in known.values() if one.parent is not None and one.kind == "weights" and one.path]
+    made = [one for one in made if one.version < base.version and one.run_id != base.run_id]
+    fits = [one for one in made if Path(str(one.path)) == Path(base.path)]
     return fits[-1] if fits else None
 
 
@@ -118,8 +147,13 @@ def _entrant(
     called, equals, what = asked.partition("=")
     name, meant = (called, what) if equals else (asked, asked)
     if not name or not meant:
-        raise ConfigError(f"{asked!r} is no version; write POLICY@N, a label, RUN/LABEL, or NAME=POLICY@N")
+        raise ConfigError(
+            f"{asked!r} is no version; write POLICY@N, a label, RUN/LABEL, or NAME=POLICY@N; + joins runs"
+        )
     here = [one for one in stored if one.fingerprint == fingerprint and one.split == split]
+    if "+" in meant and not any(meant in (one.label, f"{one.run_id}/{one.label}") for one in here):
+        runs = tuple(_entrant(part, versions, stored, fingerprint, split) for part in meant.split("+"))
+        return Entrant(name=name, policy=runs[0].policy, version=runs[0].version, runs=runs)
     match = _VERSION.fullmatch(meant)
     if match:
         policy, number = match["policy"], int(match["number"])

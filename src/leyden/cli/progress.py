@@ -29,7 +29,7 @@ def step_line(row: Mapping[str, Any]) -> str:
         return (
             f"round {row['step'] + 1}: best score {row['score']:.3f}, {row['num_versions']} prompts tried in "
             f"{row['num_rollouts']} rollouts, {row['num_reflections']} replies of the reflection model "
-            f"({row['reflection_tokens']} tokens, {row['reflection_cost']:.2f} money, {row['num_garbage']} of no use)"
+            f"({row['reflection_tokens']} tokens, {row['reflection_usd']:.2f} USD, {row['num_garbage']} of no use)"
         )
     reward = "none" if row["reward_mean"] is None else f"{row['reward_mean']:.3f}"
     if row["reward_low"] is not None and row["reward_high"] is not None:

@@ -1,11 +1,9 @@
 """What a prompt run needs beside a house: checks before anything starts, and the reflection model."""
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
 from leyden.base.config import Config
-from leyden.base.errors import ConfigError
 from leyden.base.prompt_file import described, read_slots
 from leyden.base.prompts import slots_from_json
 from leyden.cli.wiring import LocalServices, tasks_of
@@ -25,7 +23,6 @@ def check_prompts(config: Config) -> None:
     train, val, _, _ = tasks_of(config)
     split_tasks(config, train, val)
     check_reflection(config)
-    _key(config)
 
 
 def reflection_of(house: House) -> Reflector | None:
@@ -35,24 +32,16 @@ def reflection_of(house: House) -> Reflector | None:
         return None
     settings, services = config.prompts, house.services
     assert isinstance(services, LocalServices), "a run has the services that wiring gave it"
-    own = bool(settings.reflection_base_url)
     return Reflector(
         settings,
         house.folder / JOURNAL,
-        base_url=lambda: settings.reflection_base_url if own else services.client.url + "/v1",
-        key=_key(config) if own else services.admin_key,
-        model=settings.reflection_model if own else settings.reflection,
+        base_url=lambda: services.client.url + "/v1",
+        key=services.admin_key,
+        model=settings.reflection,
+        price=config.price_of(settings.reflection),
         stop_requested=house.stop_requested,
-        check=lambda: None if own else services.check(),
+        check=services.check,
     )
-
-
-def _key(config: Config) -> str:
-    name = config.prompts.reflection_key_env
-    key = os.environ.get(name, "") if name else ""
-    if name and not key:
-        raise ConfigError(f"prompts.reflection_key_env names {name}, which is not set; export it, or remove the key")
-    return key
 
 
 def prompt_data(house: House, steps: Sequence[ledger.Step]) -> Any:

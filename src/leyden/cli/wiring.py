@@ -13,8 +13,6 @@ import secrets
 import signal
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,6 +24,7 @@ from sqlalchemy import Connection
 import leyden
 from leyden.base.config import EMBEDDED_KEY_ENV, Config, PolicyConfig, dump
 from leyden.base.errors import ConfigError, Interrupted, LearningError, TaskError
+from leyden.base.posting import post
 from leyden.base.records import PolicyVersion, Task
 from leyden.base.tasks import Demo, check_splits, load_demos, load_tasks
 from leyden.cli.external import external_backend, is_external
@@ -106,20 +105,10 @@ class GatewayClient:
 
     def post(self, path: str, body: Mapping[str, Any], timeout_s: float = 30.0) -> dict[str, Any]:
         """POST JSON. Raises LearningError with what the gateway said."""
-        request = urllib.request.Request(
-            self.url + path,
-            data=json.dumps(body).encode(),
-            headers={"content-type": "application/json", "authorization": f"Bearer {self._key}"},
-            method="POST",
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=timeout_s) as answer:
-                found: dict[str, Any] = json.loads(answer.read() or b"{}")
-                return found
-        except urllib.error.HTTPError as error:
-            raise LearningError(f"the gateway refused POST {path}: {error.read()[:300]!r}") from error
-        except OSError as error:
-            raise LearningError(f"the gateway at {self.url} does not answer POST {path}: {error}") from error
+        answer = post(self.url + path, body, key=self._key, timeout_s=timeout_s)
+        if answer.status is None or answer.status >= 400:
+            raise LearningError(f"the gateway at {self.url} did not do POST {path}: {answer}")
+        return answer.tree() or {}
 
 
 class LocalServices:

@@ -178,7 +178,6 @@ def _provider_route(config: Config, alias: str) -> Route:
     """Where a provider's model is. Raises ConfigError when its key is not in the environment."""
     policy = config.policies[alias]
     settings = config.providers[policy.provider]
-    price = policy.usd_per_million or settings.usd_per_million
     key = os.environ.get(settings.key_env, "") if settings.key_env else ""
     if settings.key_env and not key:
         raise ConfigError(
@@ -196,10 +195,7 @@ def _provider_route(config: Config, alias: str) -> Route:
         provider=Provider(
             name=policy.provider,
             timeout_s=settings.timeout_s,
-            input=price.input,
-            output=price.output,
-            cached=price.input if price.cached is None else price.cached,
-            cache_write=price.input if price.cache_write is None else price.cache_write,
+            price=config.price_of(alias),
         ),
     )
 

@@ -245,8 +245,9 @@ class Upstream:
 
 
 def priced(route: Route, usage: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Usage with `cost_usd` beside the counts, where the route leads to a provider."""
-    return usage if route.provider is None else {**usage, "cost_usd": cost_usd(route.provider, usage)}
+    """Usage with `cost_usd` beside the counts, where the route leads to a provider with a price."""
+    price = route.provider and route.provider.price
+    return {**usage, "cost_usd": cost_usd(price, usage)} if price else usage
 
 
 async def read(response: Response, route: Route) -> bytes:

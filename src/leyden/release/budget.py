@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from leyden.base.config import BudgetConfig, CostsConfig
+from leyden.base.config import BudgetConfig, Config, CostsConfig
 from leyden.release.costs import Cost, total
 
 
@@ -73,13 +73,12 @@ def exceeded(used: Spent, limits: BudgetConfig) -> str | None:
     return None
 
 
-def cannot_bind(limits: BudgetConfig, prices: CostsConfig) -> str | None:
+def cannot_bind(config: Config) -> str | None:
     """Why a limit on money may never be met, or None."""
-    if limits.usd is None or prices.machine_usd_per_hour or prices.prompt_usd_per_million:
-        return None
-    if prices.completion_usd_per_million:
+    priced = any(config.price_of(name) is not None for name in config.policies)
+    if config.budget.usd is None or config.costs.machine_usd_per_hour or priced:
         return None
     return (
-        "budget.usd only counts calls that a provider prices: costs.machine_usd_per_hour and the token prices of "
-        "[costs] are 0"
+        "budget.usd counts nothing: no policy or provider has a price (usd_per_million), nor has the machine "
+        "(costs.machine_usd_per_hour)"
     )

@@ -4,7 +4,8 @@ Promises: costs add up (of a rollout to a step, of steps to a version); money th
 given for is None, which is not 0; rollouts that do not count for an evaluation cost all the same. Of a rollout that
 was tried several times only the last attempt is seen: the trace is its.
 
-A call's money is `usage.cost_usd` where the gateway recorded it, else its tokens by the prices of `[costs]`.
+A call's money is `usage.cost_usd` where the gateway recorded it, else its tokens by the price of the
+policy that answered (`usd_per_million` of the policy, else of its provider).
 """
 
 import math
@@ -12,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from leyden.base.config import CostsConfig
+from leyden.base.config import Config
 from leyden.base.errors import RecordError
 from leyden.base.records import VERIFICATION_SPAN, Call, Trace
 
@@ -82,9 +83,9 @@ class Cost:
         )
 
 
-def cost_of(trace: Trace, prices: CostsConfig) -> Cost:
+def cost_of(trace: Trace, config: Config) -> Cost:
     """What one rollout cost."""
-    usd = [call_usd(call, prices) for call in trace.calls]
+    usd = [call_usd(call, config) for call in trace.calls]
     priced = [value for value in usd if value is not None]
     return Cost(
         num_rollouts=1,
@@ -111,22 +112,18 @@ def total(costs: Iterable[Cost]) -> Cost:
     return summed
 
 
-def total_of(traces: Sequence[Trace], prices: CostsConfig) -> Cost:
+def total_of(traces: Sequence[Trace], config: Config) -> Cost:
     """What many rollouts cost together."""
-    return total(cost_of(trace, prices) for trace in traces)
+    return total(cost_of(trace, config) for trace in traces)
 
 
-def call_usd(call: Call, prices: CostsConfig) -> float | None:
-    """Money for one call: as recorded, else by the prices of `[costs]`, else None. A call that failed is free."""
+def call_usd(call: Call, config: Config) -> float | None:
+    """Money for one call: as recorded, else by the price of its policy, else None. A call that failed is free."""
     recorded = call.usage.get("cost_usd")
     if isinstance(recorded, int | float) and not isinstance(recorded, bool) and math.isfinite(recorded):
         return float(recorded)
-    if not prices.prompt_usd_per_million and not prices.completion_usd_per_million:
-        return None
-    return (
-        prompt_tokens(call) * prices.prompt_usd_per_million
-        + completion_tokens(call) * prices.completion_usd_per_million
-    ) / 1e6
+    price = config.price_of(call.policy) if call.policy else None
+    return None if price is None else price.usd(prompt_tokens(call), completion_tokens(call))
 
 
 def prompt_tokens(call: Call) -> int:

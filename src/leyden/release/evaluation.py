@@ -117,7 +117,7 @@ def summarise(
         level=config.eval.level,
         resamples=config.eval.resamples,
         seed=config.run.seed,
-        cost=total_of(traces, config.costs),
+        cost=total_of(traces, config),
         sampling=_same_sampling(traces),
         safety=config.eval.safety,
     )
@@ -210,7 +210,7 @@ def _task_result(task: Task, traces: Sequence[Trace], config: Config) -> TaskRes
     counted, num_unscored = _counted(traces, success)
     durations = [trace.attempt.duration_s for trace in counted if trace.attempt.duration_s is not None]
     components = [_components(trace) for trace in counted]
-    costs = [cost_of(trace, config.costs) for trace in counted]
+    costs = [cost_of(trace, config) for trace in counted]
     priced = [cost.usd for cost in costs if cost.usd is not None and not cost.num_unpriced]
     safe = [values[safety] for values in components if safety in values] if safety else []
     return TaskResult(

@@ -23,6 +23,7 @@ from leyden.base.errors import RecordError
 from leyden.base.multiplicity import holm
 from leyden.release import gate
 from leyden.release.fronts import Array, Front, Ratio, cost_per_success, front
+from leyden.release.pooling import spread
 from leyden.release.results import Evaluation, TaskResult
 
 AXES = ("tokens", "latency_s", "usd")
@@ -53,7 +54,9 @@ class Method:
     evaluation: Evaluation
     """Of its version."""
     training: Training = Training()
-    """What it took to make it."""
+    """What it took to make it; the mean of its runs, where it stands for several."""
+    runs: tuple[Evaluation, ...] = ()
+    """The evaluations that were pooled, where it stands for several runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,6 +316,7 @@ def _notes(methods: Sequence[Method], pairs: Sequence[Pair], alpha: float, num_c
         shown = [pair.verdict.detectable for pair in pairs if pair.verdict.detectable is not None]
         least = f"; they show a difference of {100 * min(shown):.1f} points or more four times in five" if shown else ""
         said.append(f"Nothing is separable on {num_tasks} tasks{least}.")
+    said += [spread(method.name, method.runs, evaluations[0]) for method in methods if method.runs]
     if num_common < num_tasks:
         said.append(
             f"{num_tasks - num_common} tasks have no rollout that counts in some version; fronts and costs per success "
@@ -328,8 +332,8 @@ def _notes(methods: Sequence[Method], pairs: Sequence[Pair], alpha: float, num_c
         )
     if not _known(methods, "usd"):
         said.append(
-            "Money per rollout is not known for every version: no call reported a price. Set "
-            "costs.prompt_usd_per_million and costs.completion_usd_per_million for your own engine."
+            "Money per rollout is not known for every version: its calls recorded none, and its policy has no price. "
+            "Set policies.NAME.usd_per_million for your own engine."
         )
     if not _known(methods, "tokens"):
         said.append("An evaluation was recorded before prompt tokens were kept, so tokens are not compared.")

@@ -9,6 +9,7 @@ says so under `error`, for the agent may be what broke it.
 import contextlib
 import fnmatch
 import json
+import math
 import os
 import sqlite3
 import subprocess
@@ -20,8 +21,9 @@ from typing import Any
 
 from leyden.base.command import clean_environment, fill
 from leyden.base.config import Config, PostgresSnapshot, SnapshotsConfig, SqliteSnapshot
-from leyden.base.errors import HarnessError
+from leyden.base.errors import HarnessError, VerifierError
 from leyden.base.records import Attempt, Span, Task, new_id
+from leyden.rewards import postgres
 from leyden.rewards.evidence import task_dict
 from leyden.rewards.state import WORKSPACE
 from leyden.runner.workspace import snapshot
@@ -119,7 +121,10 @@ def check_snapshots(config: Config) -> None:
             raise HarnessError(f"harness.snapshots.postgres.{name} needs url_env and query")
         if not os.environ.get(post.url_env):
             raise HarnessError(f"harness.snapshots.postgres.{name}.url_env names {post.url_env}, which is not set")
-        _psycopg()
+        try:
+            postgres.load()
+        except VerifierError as error:
+            raise HarnessError(f"harness.snapshots.postgres.{name}: {error}") from None
     if settings.callable:
         callable_of(config)
 
@@ -156,26 +161,27 @@ def _sqlite_rows(lite: SqliteSnapshot, task: Task, folder: Path, settings: Snaps
 
 
 def _postgres_rows(post: PostgresSnapshot, settings: SnapshotsConfig) -> dict[str, Any]:
-    psycopg = _psycopg()
-    limit_ms = int(settings.timeout_s * 1000)
-    options = f"-c statement_timeout={limit_ms} -c default_transaction_read_only=on"
     url = os.environ.get(post.url_env, "")
     try:
-        wait_s = max(1, int(settings.timeout_s))
-        with psycopg.connect(url, connect_timeout=wait_s, options=options) as connection:
-            return _rows(connection.execute(post.query), settings.max_rows)
-    except psycopg.Error as error:
-        raise HarnessError(str(error).strip()) from None
+        answer = postgres.ask(url, post.query, max_rows=settings.max_rows, timeout_s=settings.timeout_s)
+    except VerifierError as error:
+        raise HarnessError(str(error)) from None
+    if answer.rows is None:
+        raise HarnessError(answer.error)
+    return _rows(answer.rows, settings.max_rows, num_more=answer.num_rows - len(answer.rows))
 
 
-def _rows(cursor: Iterable[Any], max_rows: int) -> dict[str, Any]:
-    """Rows as lists of JSON values; what is no JSON (bytes, dates, decimals) becomes text."""
+def _rows(cursor: Iterable[Any], max_rows: int, *, num_more: int = 0) -> dict[str, Any]:
+    """Rows as lists of JSON values, the first within `max_rows` and MAX_STATE_BYTES; the rest counted."""
     rows: list[list[Any]] = []
-    num_rows = 0
+    num_rows, left_bytes = num_more, MAX_STATE_BYTES
     for row in cursor:
         num_rows += 1
-        if len(rows) < max_rows:
-            rows.append([_plain(value) for value in row])
+        if len(rows) < max_rows and left_bytes > 0:
+            plain = [_plain(value) for value in row]
+            left_bytes -= len(json.dumps(plain))
+            if left_bytes >= 0:
+                rows.append(plain)
     state: dict[str, Any] = {"rows": rows, "num_rows": num_rows}
     if num_rows > len(rows):
         state["num_unlisted"] = num_rows - len(rows)
@@ -183,18 +189,11 @@ def _rows(cursor: Iterable[Any], max_rows: int) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
+    """A JSON value: bytes in hexadecimal, what else JSON does not know (decimals, NaN, infinity) as text."""
     if isinstance(value, bytes | memoryview):
         return bytes(value).hex()
-    if isinstance(value, float) and value - value != 0:  # JSON knows neither infinity nor NaN
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
-
-
-def _psycopg() -> Any:
-    try:
-        import psycopg
-    except ModuleNotFoundError:
-        raise HarnessError(
-            "harness.snapshots.postgres needs psycopg; install it with: pip install 'leyden[postgres]'"
-        ) from None
-    return psycopg

@@ -1,15 +1,16 @@
 """A forest of recorded calls as people look at it: branches, who shares them, what was trained, why calls diverged.
 
 Pure; no I/O. It promises that every known token of the calls is in exactly one branch, that `num_sampled` and
-`num_trained` count each such token once, and that a divergence stands at the branch that it began. It draws
-nothing and decodes nothing but what `survey` needs.
+`num_trained` count each such token once, that a divergence stands at the branch that it began, and that what is shown
+of texts, branches and names is bounded and what is left out is counted. It draws nothing; how ids are shown it is told.
 
 Letters: P = prompt tokens of a call, U = unique tokens of the forest.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypedDict
 
 import numpy as np
 
@@ -19,31 +20,46 @@ from leyden.traces.divergence import Decode, Divergence, Kind, survey
 from leyden.traces.forest import Forest, build_forest, leaves
 from leyden.traces.nodes import Nodes, compress, rows_through
 
+Text = Callable[[IntArray], str]
+"""Ids to what is shown of them."""
+
 EXAMPLE_TOKENS = 24
-"""Ids kept on either side of a divergence: enough to recognise a template, few enough for a line."""
+"""Ids shown on either side of a divergence: enough to recognise a template, few enough for a line."""
+SNIPPET_TOKENS = 16
+"""Tokens whose text begins a branch."""
+MAX_BRANCHES = 400
+"""Branches shown, the first in depth-first order: about what a reader scrolls through."""
+MAX_DIVERGED = 3
+"""Divergences shown per branch."""
+MAX_ENDS = 6
+"""Names of answers shown per branch."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Diverged:
+class Diverged(TypedDict):
     """One call that did not extend an earlier call of its attempt."""
 
-    why: Divergence
-    """Class, position and the two calls."""
-    earlier_ids: IntArray
-    """What the earlier call had at the position, at most `EXAMPLE_TOKENS`."""
-    later_ids: IntArray
+    kind: str
+    """Class of `leyden.traces.divergence`."""
+    position: int
+    """First differing place."""
+    earlier_call: str
+    """Id of the earlier call."""
+    later_call: str
+    """Id of the later one."""
+    earlier: str
+    """What the earlier call had from there, at most `EXAMPLE_TOKENS`."""
+    later: str
     """What the later one had."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Branch:
+class Branch(TypedDict):
     """One node of the forest: a run of tokens between two branchings."""
 
     level: int
     """Branchings above it; 0 at a root."""
     depth: int
     """Position of its first token in the sequences that run through it."""
-    ids: IntArray
+    num_tokens: int
     """Its tokens."""
     num_rows: int
     """Answers (choices of calls) that run through its first token: 1 is unshared."""
@@ -51,18 +67,27 @@ class Branch:
     """Tokens that some call sampled."""
     num_trained: int
     """Tokens that some trained action predicts."""
+    text: str
+    """How it begins."""
     ends: Sequence[str]
-    """Names of the answers that end in it: rollout, call and choice."""
+    """Names of the first answers that end in it: rollout, call and choice."""
+    num_ends: int
+    """All answers that end in it."""
     diverged: Sequence[Diverged]
-    """Calls that began it by diverging from an earlier call of their own attempt."""
+    """The first calls that began it by diverging from an earlier call of their own attempt."""
+    num_diverged: int
+    """All of those."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Picture:
-    """All branches in depth-first order, and what they add up to."""
+class Picture(TypedDict):
+    """Branches in depth-first order, and what all of them add up to. JSON can hold it."""
 
+    title: str
+    """What it is a picture of."""
     branches: Sequence[Branch]
     """Depth-first; a branch's level is at most one more than that of the one before it."""
+    num_left_out: int
+    """Branches that are not among these."""
     num_tokens: int
     """Tokens of all answers with their prompts, without any sharing."""
     num_unique: int
@@ -77,7 +102,7 @@ class Picture:
     """Root-to-leaf paths."""
     num_unknown: int
     """Calls without ids, which are not in the picture."""
-    kinds: Mapping[Kind, int]
+    kinds: Mapping[str, int]
     """How later calls relate to earlier ones of their attempt, counted."""
 
 
@@ -89,7 +114,14 @@ class _Row:
     ids: IntArray
 
 
-def picture(traces: Sequence[Trace], actions: Sequence[Action] = (), *, decode: Decode | None = None) -> Picture:
+def picture(
+    traces: Sequence[Trace],
+    actions: Sequence[Action] = (),
+    *,
+    text: Text,
+    title: str = "",
+    decode: Decode | None = None,
+) -> Picture:
     """The forest of all calls of `traces`; `actions` say what is trained, `decode` lets `survey` compare texts."""
     rows = [row for t, trace in enumerate(traces) for row in _rows(trace, f"{t + 1}." if len(traces) > 1 else "")]
     forest = build_forest([row.ids for row in rows])
@@ -98,33 +130,38 @@ def picture(traces: Sequence[Trace], actions: Sequence[Action] = (), *, decode: 
     ends: defaultdict[int, list[str]] = defaultdict(list)
     for row, path in zip(rows, forest.paths, strict=True):
         ends[int(nodes.node_U[path[-1]])].append(row.name)
-    diverged, kinds = _diverged(traces, rows, forest, nodes, decode)
+    diverged, kinds = _diverged(traces, rows, forest, nodes, decode, text)
     through_U = rows_through(forest)
-    branches = []
-    for k, (start, stop) in enumerate(zip(nodes.start_K.tolist(), nodes.stop_K.tolist(), strict=True)):
-        branches.append(
-            Branch(
-                level=int(nodes.level_K[k]),
-                depth=int(forest.depth_U[start]),
-                ids=forest.tokens_U[start:stop],
-                num_rows=int(through_U[start]),
-                num_sampled=int(sampled_U[start:stop].sum()),
-                num_trained=int(trained_U[start:stop].sum()),
-                ends=ends[k],
-                diverged=diverged[k],
-            )
-        )
-    return Picture(
-        branches=branches,
-        num_tokens=sum(len(row.ids) for row in rows),
-        num_unique=len(forest.tokens_U),
-        num_sampled=int(sampled_U.sum()),
-        num_trained=int(trained_U.sum()),
-        num_answers=len(rows),
-        num_trajectories=len(leaves(forest)),
-        num_unknown=sum(not len(call.prompt_ids) for trace in traces for call in trace.calls),
-        kinds=kinds,
-    )
+    bounds = list(zip(nodes.start_K.tolist(), nodes.stop_K.tolist(), strict=True))
+    branches: list[Branch] = [
+        {
+            "level": int(nodes.level_K[k]),
+            "depth": int(forest.depth_U[start]),
+            "num_tokens": stop - start,
+            "num_rows": int(through_U[start]),
+            "num_sampled": int(sampled_U[start:stop].sum()),
+            "num_trained": int(trained_U[start:stop].sum()),
+            "text": text(forest.tokens_U[start : min(stop, start + SNIPPET_TOKENS)]),
+            "ends": ends[k][:MAX_ENDS],
+            "num_ends": len(ends[k]),
+            "diverged": diverged[k][:MAX_DIVERGED],
+            "num_diverged": len(diverged[k]),
+        }
+        for k, (start, stop) in enumerate(bounds[:MAX_BRANCHES])
+    ]
+    return {
+        "title": title,
+        "branches": branches,
+        "num_left_out": len(bounds) - len(branches),
+        "num_tokens": sum(len(row.ids) for row in rows),
+        "num_unique": len(forest.tokens_U),
+        "num_sampled": int(sampled_U.sum()),
+        "num_trained": int(trained_U.sum()),
+        "num_answers": len(rows),
+        "num_trajectories": len(leaves(forest)),
+        "num_unknown": sum(not len(call.prompt_ids) for trace in traces for call in trace.calls),
+        "kinds": {kind.value: count for kind, count in sorted(kinds.items())},
+    }
 
 
 def _rows(trace: Trace, prefix: str) -> list[_Row]:
@@ -156,7 +193,7 @@ def _marks(
 
 
 def _diverged(
-    traces: Sequence[Trace], rows: Sequence[_Row], forest: Forest, nodes: Nodes, decode: Decode | None
+    traces: Sequence[Trace], rows: Sequence[_Row], forest: Forest, nodes: Nodes, decode: Decode | None, text: Text
 ) -> tuple[defaultdict[int, list[Diverged]], Counter[Kind]]:
     """(divergences by the node that they began, how often each class was seen)."""
     first_row = {row.call.id: place for place, row in reversed(list(enumerate(rows)))}
@@ -171,11 +208,14 @@ def _diverged(
             later = rows[place].ids
             earlier = _earlier(rows, why, later)
             by_node[int(nodes.node_U[forest.paths[place][why.position]])].append(
-                Diverged(
-                    why=why,
-                    earlier_ids=earlier[why.position : why.position + EXAMPLE_TOKENS],
-                    later_ids=later[why.position : why.position + EXAMPLE_TOKENS],
-                )
+                {
+                    "kind": why.kind.value,
+                    "position": why.position,
+                    "earlier_call": why.earlier_call,
+                    "later_call": why.later_call,
+                    "earlier": text(earlier[why.position : why.position + EXAMPLE_TOKENS]),
+                    "later": text(later[why.position : why.position + EXAMPLE_TOKENS]),
+                }
             )
     return by_node, kinds
 

@@ -134,6 +134,12 @@ def test_an_override_that_cannot_be_meant_is_refused(tmp_path: Path, override: s
         read(tmp_path, "[learn]\nsteps = 3", override)
 
 
+@pytest.mark.parametrize(("key", "value"), [("tokens", "0"), ("minutes", "0.0"), ("usd", "-1"), ("usd", "inf")])
+def test_a_budget_with_which_a_run_could_do_nothing_is_refused(tmp_path: Path, key: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=rf"budget\.{key} is .*give a number above 0, or leave the key out"):
+        read(tmp_path, f"[budget]\n{key} = {value}")
+
+
 def test_paths_are_relative_to_the_file_also_after_dump_and_load(tmp_path: Path) -> None:
     inner = tmp_path / "inner"
     inner.mkdir()
@@ -154,7 +160,7 @@ def test_a_configuration_cannot_be_changed(tmp_path: Path) -> None:
 def test_every_known_key_is_documented_and_its_default_is_what_an_empty_file_gives() -> None:
     named: dict[str, Any] = {
         "policies": {"NAME": {"lora": {}, "usd_per_million": {}}},
-        "providers": {"NAME": {}},
+        "providers": {"NAME": {"usd_per_million": {}}},
         "sft": {},
         "rewards": {"schedule": {"NAME": {}}},
         "harness": {"snapshots": {"sqlite": {"NAME": {}}, "postgres": {"NAME": {}}}},
@@ -177,7 +183,7 @@ def test_a_known_key_is_accepted_with_its_own_default() -> None:
         node = tree
         for part in key.split(".")[:-1]:
             node = node.setdefault(part, {})
-        no_number = key.startswith("budget.") or key.endswith((".cached", ".cache_write"))
+        no_number = key.startswith("budget.") or key.endswith((".cached", ".cache_write", "_usd"))
         node[key.rpartition(".")[2]] = json.loads(default) if default else None if no_number else ""
         from_tree(tree, base_dir=Path("."))
 

@@ -2,14 +2,16 @@
 
 import math
 import random
+from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.base.paraphrases import QUESTIONS
 
 from leyden.base.errors import HoldoutError
-from leyden.base.leaks import Guard, Leak, refuse
+from leyden.base.leaks import Guard, Leak, Meaning, Vectors, refuse
 from leyden.base.records import Task
 from leyden.base.tasks import Demo
 
@@ -38,6 +40,62 @@ def test_the_recall_of_planted_paraphrases_is_what_the_docs_say() -> None:
     other = GUARD.of_tasks([task(f"o{n}", one.other) for n, one in enumerate(QUESTIONS)])
     assert all(leak.asked[1:] == leak.holdout.removeprefix("held-") for leak in light)
     assert (len(light), len(heavy), len(other), len(QUESTIONS)) == (17, 0, 0, 20)
+
+
+def embedding(*alike: tuple[str, ...]) -> Meaning:
+    """A sentence model for which the texts of a group mean nearly the same, and all others something else."""
+    known = {text: number for number, group in enumerate(alike) for text in group}
+
+    def embed(texts: Sequence[str]) -> Vectors:
+        rows = []
+        for text in texts:
+            row = np.zeros(len(alike) + 2, np.float32)
+            row[known.get(text, len(alike))] = 1.0
+            row[-1] = 0.2 if text in known else 0.0
+            rows.append(row / np.linalg.norm(row))
+        return np.stack(rows) if rows else np.zeros((0, len(alike) + 2), np.float32)
+
+    return Meaning(embed=embed, cosine=0.8)
+
+
+def test_what_only_means_the_same_is_found_with_a_sentence_model_and_said_to_be() -> None:
+    groups = [(one.original, one.heavy) for one in QUESTIONS]
+    guard = Guard(HELD, meaning=embedding(*groups))
+    planted = [task(f"h{n}", one.heavy) for n, one in enumerate(QUESTIONS)]
+    found = guard.of_tasks([*planted, task("else", "Something else entirely?"), task("v", QUESTIONS[0].original)])
+    *heavy, verbatim = found
+    # "Six people" and "half a dozen guests": a number in a word is none, and the others have the same.
+    assert all(leak.asked[1:] == leak.holdout.removeprefix("held-") and leak.by_meaning for leak in heavy)
+    assert len(heavy) == len(QUESTIONS) and str(heavy[0]) == "'h0' is 100 % like 'held-0' (by meaning)"
+    assert (verbatim.similarity, verbatim.by_meaning) == (1.0, False)
+    assert Guard(HELD, threshold=1.0, meaning=embedding(*groups)).of_tasks(planted) == []
+    assert Guard([], meaning=embedding(*groups)).of_tasks(planted) == []
+
+
+def test_another_number_is_another_task_whatever_it_means() -> None:
+    held, asked = "What comes after 7 days?", "A week later (8 days), what follows?"
+    guard = Guard([task("a", held)], meaning=embedding((held, asked)))
+    assert guard.of_tasks([task("b", asked)]) == []
+
+
+def test_a_context_that_many_tasks_share_is_not_part_of_what_is_meant() -> None:
+    schema = "CREATE TABLE t (a INT)"
+    held = [task(f"t{n}", text, schema=schema) for n, text in enumerate(("red?", "green?", "blue?"))]
+    guard = Guard(held, meaning=embedding(("green?", "of which hue is grass?")))
+    found = guard.of_tasks([task("x", "of which hue is grass?", schema=schema)])
+    assert [(leak.holdout, leak.by_meaning) for leak in found] == [("t1", True)]
+
+
+def test_a_demonstration_is_found_by_what_any_of_its_messages_means() -> None:
+    guard = Guard([task("a", "Who painted it?")], meaning=embedding(("Who painted it?", "Name the artist.")))
+
+    def demo(*said: str) -> Demo:
+        roles = ("system", "user", "assistant")
+        return Demo(task="d", messages=[{"role": r, "content": s} for r, s in zip(roles, said, strict=True)])
+
+    asks, answers = demo("Be brief.", "Name the artist.", "A."), demo("Be brief.", "Hello.", "Name the artist.")
+    assert guard.of_demos([answers]) == []
+    assert [(leak.holdout, leak.by_meaning) for leak in guard.of_demos([answers, asks])] == [("a", True)]
 
 
 def test_similarity_is_the_weighted_jaccard_index_worked_out_by_hand() -> None:

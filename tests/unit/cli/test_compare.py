@@ -109,6 +109,20 @@ def test_people_see_the_table_every_pair_and_the_recommendation(leyden: Caller, 
     assert "On the front of success against tokens" in said.out and "first time" in said.out
 
 
+def test_the_runs_of_one_method_are_pooled_by_a_plus(leyden: Caller, judged: Path, tmp_path: Path) -> None:
+    said = leyden(
+        "compare", "base", "trained=sft+run-1/final", "-c", judged, "--out", tmp_path / "p.html", "--json", "--stored"
+    )
+    assert said.code == 0, said.err
+    _, trained = said.rows[0]["rows"]
+    assert trained["name"] == "trained" and trained["policy_version"] == "main@4 + main@9"
+    assert trained["pass1"]["mean"] == pytest.approx((25 + 27) / 64)
+    assert trained["training"]["minutes"] == pytest.approx((8 + 18) / 2)
+    assert any("trained stands for 2 runs, which solved 78.1, 84.4 %" in note for note in said.rows[0]["notes"])
+    unknown = leyden("compare", "base", "x=sft+nothing", "-c", judged, "--stored")
+    assert unknown.code != 0 and "'nothing'" in unknown.err
+
+
 @pytest.mark.parametrize(
     ("asked", "complaint"),
     [
@@ -149,6 +163,36 @@ def test_training_costs_go_back_to_the_run_that_a_run_started_from(judged: Path)
     assert training_of(store, config, "main", 0) == Training(usd=0.0)
     assert training_of(store, load(judged), "main", 9).usd is None
     store.close()
+
+
+def test_prompts_cost_all_of_the_search_and_what_made_the_weights_they_were_found_for(judged: Path) -> None:
+    config = load(judged)
+    store = wiring.store_of(config, create=False)
+    path = next(v.path for v in store.read(ledger.policy_versions) if v.version == 9)
+    register(store, "search-0", 40, None, str(path))
+    prompts = {"system": {"where": "system", "original": "a", "text": "b"}}
+    for number in (41, 42):
+        one = PolicyVersion(
+            policy="main", version=number, kind="prompt", parent=40, path=path, run_id="search-0", prompts=prompts
+        )
+        store.write(lambda c, one=one: ledger.add_policy_version(c, store, one, stage="prompts")).result(20)
+    register(store, "search-1", 50, None, str(path))
+    store.write(
+        lambda c: ledger.add_step(
+            c, store, run_id="search-1", step=0, stage="prompts", policy="main", version_before=50, version_after=52,
+            report={"seconds": {"rollouts": 120.0}, "cost": Cost(num_rollouts=4, usd=0.5).to_json(),
+                    "reflection_usd": 0.25},
+        )
+    ).result(20)  # fmt: skip
+    one = PolicyVersion(
+        policy="main", version=51, kind="prompt", parent=50, path=path, run_id="search-1", prompts=prompts
+    )
+    store.write(lambda c: ledger.add_policy_version(c, store, one, stage="prompts")).result(20)
+    weights = training_of(store, config, "main", 9)
+    both = training_of(store, config, "main", 51)
+    store.close()
+    assert both.minutes == weights.minutes + 2.0, "all rounds of its search, none of another search, and the weights'"
+    assert both.usd == pytest.approx((weights.usd or 0.0) + 0.75 + 2 / 60 * config.costs.machine_usd_per_hour)
 
 
 def test_the_page_is_whole_escaped_and_says_what_cannot_be_shown() -> None:
@@ -290,6 +334,8 @@ def test_a_leak_between_files_is_found_by_the_check_and_refused_by_a_run(leyden:
     text = json.dumps(held["input"]).replace("What is", "WHAT  is")
     leak = {**held, "id": "leak", "split": "train", "input": json.loads(text)}
     train.write_text(train.read_text("utf-8") + json.dumps(leak) + "\n", encoding="utf-8")
+    no_model = leyden("tasks", "check", "-c", config, "-s", "tasks.near_model=nowhere")
+    assert no_model.code != 0 and "nowhere has no config.json" in no_model.err.replace("\n", " "), no_model.err
     found = leyden("tasks", "check", "-c", config, "--json")
     assert found.code == 1 and [row["asked"] for row in found.rows[0]["leaks"]] == ["leak"]
     refused = leyden("eval", "-c", config, "--plan")

@@ -16,18 +16,19 @@ from leyden.base.config import from_tree
 from leyden.cli import forest_tree
 from leyden.cli.finish import _example_forest
 from leyden.cli.report import forest, render
-from leyden.cli.report.data import ForestData
 from leyden.store import lookups, open_store
 from leyden.testing.fake_engine import FakeEngine
 from leyden.testing.running import start_attempt
 from leyden.testing.scripted import Behaviour, Reply
+from leyden.traces import picture
 from leyden.traces.assemble import assemble
+from leyden.traces.picture import Picture
 
 POLICY = {"policies": {"main": {"model": "absent"}}}
 ATTACK = "<script>alert(1)</script>"
 
 
-def data_of(*, attack: bool = False) -> ForestData:
+def data_of(*, attack: bool = False) -> Picture:
     calls = [
         make_call("c0", prompt=(1, 2, 3), completions=[(7, 8)]),
         make_call("c1", prompt=(1, 2, 5, 6), completions=[(9, 9)], seq=1),
@@ -41,7 +42,7 @@ def data_of(*, attack: bool = False) -> ForestData:
     return forest.forest_data("Group g0, 1 rollouts", [trace], actions, decode, with_ids=True)
 
 
-def drawn(data: ForestData) -> str:
+def drawn(data: Picture) -> str:
     out = io.StringIO()
     forest_tree.show(data, Console(file=out, width=160, highlight=False))
     return out.getvalue()
@@ -68,7 +69,7 @@ def test_a_deep_forest_is_drawn_to_a_depth_and_the_rest_is_counted() -> None:
 
 
 def test_what_is_left_out_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forest, "MAX_BRANCHES", 1)
+    monkeypatch.setattr(picture, "MAX_BRANCHES", 1)
     data = data_of()
     assert data["num_left_out"] == 2
     assert "2 more branches are not shown" in drawn(data)

@@ -4,7 +4,7 @@ from leyden.cli.report import ReportData, render
 from leyden.cli.report.data import PromptsData
 
 ROUND = {"step": 1, "score": 0.75, "num_versions": 3, "num_rollouts": 40, "num_reflections": 4,
-         "reflection_tokens": 1234, "reflection_cost": 0.5, "num_garbage": 1}  # fmt: skip
+         "reflection_tokens": 1234, "reflection_usd": 0.5, "num_garbage": 1}  # fmt: skip
 PROMPTS: PromptsData = {
     "version": "main@3",
     "rounds": [ROUND],

@@ -72,7 +72,7 @@ def test_the_first_signal_asks_and_is_heard_at_the_next_look() -> None:
 
 
 def test_a_gateway_that_is_not_there_is_named() -> None:
-    with pytest.raises(LearningError, match=r"http://127.0.0.1:9 does not answer POST /proxy/pause"):
+    with pytest.raises(LearningError, match=r"http://127.0.0.1:9 did not do POST /proxy/pause: no answer"):
         wiring.GatewayClient("http://127.0.0.1:9", "key").post("/proxy/pause", {})
 
 

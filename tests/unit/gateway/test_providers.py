@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leyden.base.config import from_tree
+from leyden.base.config import PriceConfig, from_tree
 from leyden.base.errors import ConfigError, ProviderError, RequestRefused
 from leyden.gateway.dialects import BY_NAME
 from leyden.gateway.providers import Provider, cost_usd
@@ -239,7 +239,7 @@ def test_what_sglang_does_not_return_stays_missing() -> None:
         assert capture.prompt_ids is None and capture.choices[0].completion_ids is None
 
 
-PRICED = Provider(name="p", timeout_s=10.0, input=3.0, output=15.0, cached=0.3, cache_write=3.75)
+PRICED = PriceConfig(input=3.0, output=15.0, cached=0.3, cache_write=3.75)
 
 
 def test_a_price_counts_cached_tokens_once() -> None:
@@ -265,7 +265,9 @@ def test_cached_tokens_never_cost_more_than_fresh_ones(prompt: int, cached: int,
     ],
 )  # fmt: skip
 def test_a_fault_of_a_provider_has_a_name(status: int, kind: str, told: int) -> None:
-    fault = fault_of(PRICED, status, b'{"error": {"message": "because"}}', 7.0)
+    fault = fault_of(
+        Provider(name="p", timeout_s=10.0, price=PRICED), status, b'{"error": {"message": "because"}}', 7.0
+    )
     assert isinstance(fault, ProviderError)
     assert (fault.kind, fault.http_status, fault.status) == (kind, told, status)
     assert "'p'" in str(fault) and "because" in str(fault)

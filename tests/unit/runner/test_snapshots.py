@@ -1,6 +1,5 @@
 """The state before and after an attempt, as the runner records it."""
 
-import os
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,13 @@ def test_rows_of_a_query_are_the_state_and_more_than_the_bound_are_counted(tmp_p
     lite = {"orders": {"path": "{input.shop}.db", "query": "select * from orders order by id"}}
     found = snapshots(tmp_path, sqlite=lite, max_rows=2).take(TASK, tmp_path, before=True)["orders"]
     assert found == {"rows": [[1, "tea", "01"], [2, None, "inf"]], "num_rows": 3, "num_unlisted": 1}
+
+
+def test_a_state_is_bounded_in_bytes_and_what_is_left_out_is_counted(tmp_path: Path) -> None:
+    make_shop(tmp_path / "shop.db", *((i, "x" * 300_000, None) for i in range(5)))
+    lite = {"orders": {"path": "shop.db", "query": "select id, item from orders order by id"}}
+    found = snapshots(tmp_path, sqlite=lite).take(TASK, tmp_path, before=True)["orders"]
+    assert [row[0] for row in found["rows"]] == [0, 1, 2] and (found["num_rows"], found["num_unlisted"]) == (5, 2)
 
 
 def test_a_query_cannot_write_and_cannot_run_on(tmp_path: Path) -> None:
@@ -101,23 +107,6 @@ def test_a_function_of_the_user_gives_a_state_or_a_reason(tmp_path: Path, body: 
 def test_snapshots_that_could_never_be_taken_are_found_before_the_run(tmp_path: Path, tree: Any, says: str) -> None:
     with pytest.raises(HarnessError, match=says):
         check_snapshots(from_tree({"harness": {"snapshots": tree}}, base_dir=tmp_path))
-
-
-def test_an_unreachable_postgres_is_said_within_the_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("psycopg")
-    monkeypatch.setenv("SHOP_URL", "postgresql://nobody@127.0.0.1:9/none")
-    taking = snapshots(tmp_path, postgres={"orders": {"url_env": "SHOP_URL", "query": "select 1"}}, timeout_s=2.0)
-    assert "connection" in taking.take(TASK, tmp_path, before=False)["orders"]["error"]
-
-
-@pytest.mark.skipif("LEYDEN_TEST_POSTGRES" not in os.environ, reason="set LEYDEN_TEST_POSTGRES to a connection string")
-def test_rows_of_postgres_are_a_state_and_its_query_cannot_write(tmp_path: Path) -> None:
-    both = {
-        "rows": {"url_env": "LEYDEN_TEST_POSTGRES", "query": "select 1, 'a'::text, 1.5::numeric"},
-        "writes": {"url_env": "LEYDEN_TEST_POSTGRES", "query": "create table leyden_test (x int)"},
-    }
-    found = snapshots(tmp_path, postgres=both).take(TASK, tmp_path, before=False)
-    assert found["rows"]["rows"] == [[1, "a", "1.5"]] and "read-only" in found["writes"]["error"]
 
 
 async def test_both_states_are_spans_of_the_attempt_and_the_verifier_sees_the_difference(bench: Bench) -> None:

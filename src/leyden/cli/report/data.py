@@ -8,6 +8,8 @@ otherwise.
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
+from leyden.traces.picture import Picture
+
 
 class Mean(TypedDict):
     """A mean with its interval; `low` and `high` are None where there is none."""
@@ -126,59 +128,6 @@ class PairData(TypedDict, total=False):
     after: TranscriptData
 
 
-class DivergedData(TypedDict):
-    """One call that did not extend an earlier call of its attempt."""
-
-    kind: str
-    """Class of `leyden.traces.divergence`."""
-    position: int
-    """First differing place."""
-    earlier_call: str
-    later_call: str
-    earlier: str
-    """Text (or ids) of the earlier call from there."""
-    later: str
-    """Of the later one."""
-
-
-class BranchData(TypedDict):
-    """A run of tokens between two branchings of a forest."""
-
-    level: int
-    depth: int
-    num_tokens: int
-    num_rows: int
-    """Answers that share it."""
-    num_sampled: int
-    num_trained: int
-    text: str
-    """How it begins."""
-    ends: Sequence[str]
-    """Names of the first calls that end in it, `attempt.call`."""
-    num_ends: int
-    diverged: Sequence[DivergedData]
-    num_diverged: int
-
-
-class ForestData(TypedDict):
-    """The calls of one rollout or group merged by shared token prefix; branches in depth-first order."""
-
-    title: str
-    num_tokens: int
-    num_unique: int
-    num_sampled: int
-    num_trained: int
-    num_answers: int
-    num_trajectories: int
-    num_unknown: int
-    """Calls without known tokens."""
-    kinds: Mapping[str, int]
-    """How later calls relate to earlier ones of their attempt."""
-    branches: Sequence[BranchData]
-    num_left_out: int
-    """Branches that are not among these."""
-
-
 class SlotData(TypedDict):
     """One text of a prompt policy."""
 
@@ -235,7 +184,7 @@ class ReportData(TypedDict, total=False):
     conservation: Sequence[ConservationData]
     domains: Sequence[DomainData]
     transcripts: Sequence[PairData]
-    forest: ForestData | None
+    forest: Picture | None
     """One example group."""
     prompts: PromptsData
     diagnostics: Sequence[str]

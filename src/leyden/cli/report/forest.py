@@ -3,35 +3,22 @@
 The same data is drawn in the terminal by `leyden inspect --forest` and printed by its `--json`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from html import escape
 
 from leyden.base.records import IntArray, Trace
-from leyden.cli.report.data import BranchData, DivergedData, ForestData
 from leyden.traces.assemble import Action
 from leyden.traces.divergence import Decode
-from leyden.traces.picture import Branch, Diverged, picture
+from leyden.traces.picture import Branch, Picture, picture
 
-Text = Callable[[IntArray], str]
-"""Ids to what is shown of them."""
-
-MAX_BRANCHES = 400
-"""Branches shown, the first in depth-first order: about what a reader scrolls through."""
-MAX_DIVERGED = 3
-"""Divergences shown per branch."""
-MAX_ENDS = 6
-"""Names of calls shown per branch."""
-SNIPPET_TOKENS = 16
-"""Tokens whose text begins a branch."""
 MAX_INDENT = 24
 """Levels that are indented; deeper ones stand where this one does."""
 
 
 def forest_data(
     title: str, traces: Sequence[Trace], actions: Sequence[Action], decode: Decode | None, *, with_ids: bool = False
-) -> ForestData:
+) -> Picture:
     """The picture of `traces` with texts by `decode`, or with ids where there is none or `with_ids` asks for them."""
-    seen = picture(traces, actions, decode=decode)
 
     def text(ids: IntArray) -> str:
         numbers = " ".join(map(str, ids.tolist()))
@@ -39,50 +26,10 @@ def forest_data(
             return numbers
         return f"{decode(ids.tolist())!r} [{numbers}]" if with_ids else repr(decode(ids.tolist()))
 
-    shown = seen.branches[:MAX_BRANCHES]
-    return {
-        "title": title,
-        "num_tokens": seen.num_tokens,
-        "num_unique": seen.num_unique,
-        "num_sampled": seen.num_sampled,
-        "num_trained": seen.num_trained,
-        "num_answers": seen.num_answers,
-        "num_trajectories": seen.num_trajectories,
-        "num_unknown": seen.num_unknown,
-        "kinds": {kind.value: count for kind, count in sorted(seen.kinds.items())},
-        "branches": [_branch(branch, text) for branch in shown],
-        "num_left_out": len(seen.branches) - len(shown),
-    }
+    return picture(traces, actions, text=text, title=title, decode=decode)
 
 
-def _branch(branch: Branch, text: Text) -> BranchData:
-    return {
-        "level": branch.level,
-        "depth": branch.depth,
-        "num_tokens": len(branch.ids),
-        "num_rows": branch.num_rows,
-        "num_sampled": branch.num_sampled,
-        "num_trained": branch.num_trained,
-        "text": text(branch.ids[:SNIPPET_TOKENS]),
-        "ends": list(branch.ends[:MAX_ENDS]),
-        "num_ends": len(branch.ends),
-        "diverged": [_diverged(one, text) for one in branch.diverged[:MAX_DIVERGED]],
-        "num_diverged": len(branch.diverged),
-    }
-
-
-def _diverged(one: Diverged, text: Text) -> DivergedData:
-    return {
-        "kind": one.why.kind.value,
-        "position": one.why.position,
-        "earlier_call": one.why.earlier_call,
-        "later_call": one.why.later_call,
-        "earlier": text(one.earlier_ids),
-        "later": text(one.later_ids),
-    }
-
-
-def summary_lines(data: ForestData) -> list[str]:
+def summary_lines(data: Picture) -> list[str]:
     """What the forest adds up to, as sentences."""
     ratio = data["num_tokens"] / max(1, data["num_unique"])
     lines = [
@@ -99,7 +46,7 @@ def summary_lines(data: ForestData) -> list[str]:
     return lines
 
 
-def branch_line(branch: BranchData) -> str:
+def branch_line(branch: Branch) -> str:
     """Counts of one branch in words."""
     shared = f", shared by {branch['num_rows']} answers" if branch["num_rows"] > 1 else ""
     parts = [f"{branch['num_tokens']:,} tokens from {branch['depth']:,}{shared}"]
@@ -112,7 +59,7 @@ def branch_line(branch: BranchData) -> str:
     return "; ".join(parts)
 
 
-def forest(data: ForestData | None) -> str:
+def forest(data: Picture | None) -> str:
     """One group as a forest: who shares what, where calls diverged."""
     head = "<h2>Shared prefixes of one group</h2>"
     if data is None or not data["branches"]:
@@ -128,7 +75,7 @@ def forest(data: ForestData | None) -> str:
     )
 
 
-def _row(branch: BranchData, num_unique: int) -> str:
+def _row(branch: Branch, num_unique: int) -> str:
     indent = min(branch["level"], MAX_INDENT)
     share = 100 * branch["num_tokens"] / max(1, num_unique)
     notes = "".join(

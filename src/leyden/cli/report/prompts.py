@@ -17,7 +17,7 @@ _COLUMNS = (
     ("num_rollouts", "Rollouts"),
     ("num_reflections", "Replies"),
     ("reflection_tokens", "Their tokens"),
-    ("reflection_cost", "Their cost"),
+    ("reflection_usd", "Their cost, USD"),
     ("num_garbage", "Of no use"),
 )
 """Field of a round, and its heading."""

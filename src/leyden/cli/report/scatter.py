@@ -1,15 +1,21 @@
 """A scatter of quality against cost as inline SVG: a point per version with both intervals, and the front as a line.
 
-Promises: as `svg`; a point without a cost is not drawn, and nothing is drawn when no point is left.
+Promises: as `svg`; a point without a cost is not drawn, and nothing is drawn when no point is left. Labels keep clear
+of each other and of the points; one that stands away from its point is joined to it by a line.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 
 from leyden.cli.report import svg
+from leyden.cli.report.placing import KEY_PX, LINE_PX, POINT_PX, Box, place
 from leyden.cli.report.svg import Number
+
+MAX_LABEL = 18
+"""Characters of a label: five of them have to find room; the whole name is in the tables."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +23,7 @@ class Point:
     """One version."""
 
     label: str
-    """Beside the point."""
+    """Beside the point, cut after MAX_LABEL characters."""
     x: Number
     """Cost; None where it is not known."""
     x_low: Number
@@ -59,12 +65,16 @@ def scatter(points: Sequence[Point], *, title: str, x_unit: str, width: int = 36
         for (_, before), (x, y) in pairwise(front):
             steps += [f"{x_of(x):.1f},{y_of(before):.1f}", f"{x_of(x):.1f},{y_of(y):.1f}"]
         parts.append(f'<polyline class="front" points="{" ".join(steps)}"/>')
-    parts += [_point(point, x_of, y_of, width - right) for point in drawn]
+    places = [(x_of(p.x), y_of(p.y)) for p in drawn if p.x is not None and p.y is not None]
+    names = [svg.cut(point.label, MAX_LABEL) for point in drawn]
+    boxes = place(places, names, Box(left + 2, 2, width - left - 4, height - bottom - 4))
+    parts += [_point(point, x_of, y_of) for point in drawn]
+    parts += [_label(point, name, box, at) for point, name, box, at in zip(drawn, names, boxes, places, strict=True)]
     parts.append("</svg>")
     return "".join(parts)
 
 
-def _point(point: Point, x_of: svg.Scale, y_of: svg.Scale, edge: float) -> str:
+def _point(point: Point, x_of: svg.Scale, y_of: svg.Scale) -> str:
     assert point.x is not None and point.y is not None
     x, y = x_of(point.x), y_of(point.y)
     parts = [f'<g class="s{point.colour}"><title>{escape(point.tip)}</title>']
@@ -73,11 +83,18 @@ def _point(point: Point, x_of: svg.Scale, y_of: svg.Scale, edge: float) -> str:
     if point.x_low is not None and point.x_high is not None:
         parts.append(f'<path class="cross" d="M{x_of(point.x_low):.1f} {y:.1f}H{x_of(point.x_high):.1f}"/>')
     parts.append(f'<circle class="{"point" if point.on_front else "ring"}" cx="{x:.1f}" cy="{y:.1f}" r="6"/>')
-    # The label stands to the left where it would leave the picture on the right.
-    beside, anchor = (x - 11, "end") if x + 11 + 7.2 * len(point.label) > edge else (x + 11, "start")
-    height = y - 9 if point.on_front else y + 19  # apart, because a ring often lies just below a point
+    return "".join(parts) + "</g>"
+
+
+def _label(point: Point, label: str, box: Box, at: tuple[float, float]) -> str:
+    near_x, near_y = box.nearest_to(*at)
+    away = math.hypot(near_x - at[0], near_y - at[1])
+    parts = [f'<g class="s{point.colour}"><title>{escape(point.tip)}</title>']
+    if away > POINT_PX + 4:
+        parts.append(f'<path class="leader" d="M{at[0]:.1f} {at[1]:.1f}L{near_x:.1f} {near_y:.1f}"/>')
     parts.append(
-        f'<text class="beside" style="text-anchor:{anchor}" x="{beside:.1f}" y="{height:.1f}">'
-        f"{escape(point.label)}</text></g>"
+        f'<circle class="key" cx="{box.left + 5:.1f}" cy="{box.top + LINE_PX / 2:.1f}" r="4"/>'
+        f'<text class="beside" style="text-anchor:start" x="{box.left + KEY_PX:.1f}" y="{box.top + 12.5:.1f}">'
+        f"{escape(label)}</text></g>"
     )
     return "".join(parts)

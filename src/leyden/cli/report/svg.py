@@ -12,6 +12,8 @@ from html import escape
 
 Number = float | None
 
+LABEL_PX = 8.3
+"""Mean width of a character under a bar: names that are longer than its place are cut, not written over each other."""
 MAX_POINTS = 400
 """More steps than this share a point (mean of neighbours): finer than the pixels of a chart."""
 
@@ -63,6 +65,11 @@ def number(value: Number, digits: int = 3) -> str:
     return f"{value:.{digits}g}"
 
 
+def cut(text: str, most: int) -> str:
+    """`text` in at most so many characters; the whole of it stands in the tip or a table."""
+    return text if len(text) <= most else text[: max(1, most - 1)] + "\u2026"
+
+
 def percent(value: Number) -> str:
     """A fraction as a percentage with one decimal."""
     return "&ndash;" if value is None or not math.isfinite(value) else f"{value * 100:.1f} %"
@@ -93,7 +100,7 @@ def bars(items: Sequence[Bar], *, title: str, width: int = 560, height: int = 30
     for position, item in enumerate(items):
         centre = left + slot * (position + 0.5)
         parts.append(_bar(item, centre, bar_w, y_of, position == strong % len(items)))
-        parts.append(words(centre, height - bottom + 20, item.label, "label"))
+        parts.append(words(centre, height - bottom + 20, cut(item.label, int(slot / LABEL_PX)), "label"))
         parts.append(words(centre, height - bottom + 38, item.note, "note"))
     parts.append(f'<line class="axis" x1="{left}" x2="{width - right}" y1="{y_of(0):.1f}" y2="{y_of(0):.1f}"/></svg>')
     return "".join(parts)

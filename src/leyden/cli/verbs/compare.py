@@ -31,7 +31,7 @@ def command(
     versions: list[str] = typer.Argument(
         ...,
         metavar="VERSION...",
-        help="POLICY@N, a label (base, sft, final) or RUN/LABEL; NAME=... renames. The first is the reference.",
+        help="POLICY@N, label or RUN/LABEL; NAME=... renames, A+B pools runs of a method. The first is the reference.",
     ),
     config: ConfigOption = DEFAULT_CONFIG,
     override: SetOption = None,
@@ -50,7 +50,7 @@ def command(
     store = wiring.store_of(settings, create=False)
     try:
         entrants = lineup.line_up(store, versions, mark, split)
-        missing = [(one.policy, one.version) for one in entrants if one.stored is None]
+        missing = [(one.policy, one.version) for entrant in entrants for one in entrant.each if one.stored is None]
         if missing and stored_only:
             named = ", ".join(f"{policy}@{number}" for policy, number in missing)
             raise ConfigError(f"no stored evaluation of {named} on these tasks; leave out --stored to run it")
@@ -108,7 +108,7 @@ def _show(found: SideBySide, looks: str, out: Path) -> None:
         ratio = row.per_success
         per = "" if ratio is None else _bounded(ratio.value, ratio.low, ratio.high)
         cells = [
-            _span(100 * row.pass1.mean, 100 * row.pass1.low, 100 * row.pass1.high, " %"),
+            f"{100 * row.pass1.mean:.1f} % ({100 * row.pass1.low:.1f} to {100 * row.pass1.high:.1f})",
             *(
                 _span(row.axes[axis].mean, row.axes[axis].low, row.axes[axis].high) if row.axes[axis].num_tasks else "?"
                 for axis in ("tokens", "latency_s", "usd")
@@ -133,8 +133,8 @@ def _show(found: SideBySide, looks: str, out: Path) -> None:
     console.print(f"Report: {out}", markup=False, soft_wrap=True)
 
 
-def _span(mean: float, low: float, high: float, unit: str = "") -> str:
-    return f"{mean:.4g}{unit} ({low:.4g} to {high:.4g})"
+def _span(mean: float, low: float, high: float) -> str:
+    return f"{mean:.3g} ({low:.3g} to {high:.3g})"
 
 
 def _bounded(value: float | None, low: float | None, high: float | None) -> str:

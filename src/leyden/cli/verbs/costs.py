@@ -36,7 +36,7 @@ def command(
     try:
         if rollout:
             found = store.read(lambda connection: lookups.find(connection, rollout))
-            one = cost_of(Reader(store).trace(found.id), settings.costs)
+            one = cost_of(Reader(store).trace(found.id), settings)
             one = replace(one, storage_bytes=store.read(lambda c: sizes.storage_bytes(c, [found.id])))
             typer.echo(
                 json.dumps({"rollout": found.id, **one.to_json()}) if json_output else f"{found.id}: {one.sentence()}"

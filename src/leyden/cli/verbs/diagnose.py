@@ -2,8 +2,6 @@
 
 import json
 import os
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 import typer
@@ -12,6 +10,7 @@ from rich.table import Table
 
 from leyden.base.config import Config
 from leyden.base.errors import ConfigError, EngineError
+from leyden.base.posting import post
 from leyden.cli import wiring
 from leyden.cli.verbs.options import DEFAULT_CONFIG, ConfigOption, JsonOption, SetOption, read_config
 from leyden.release.diagnosis import RULES, Diagnosis, diagnose
@@ -73,15 +72,11 @@ def ask_of(settings: Config, policy: str) -> Ask:
             "max_tokens": found.eval.max_tokens,
             "temperature": found.eval.temperature,
         }
-        headers = {"content-type": "application/json", "authorization": f"Bearer {key}"}
-        request = urllib.request.Request(f"{base}/chat/completions", json.dumps(body).encode(), headers)
-        try:
-            with urllib.request.urlopen(request, timeout=settings.gateway.upstream_timeout_s) as answer:
-                return str(json.load(answer)["choices"][0]["message"]["content"])
-        except urllib.error.HTTPError as error:
-            raise EngineError(f"the judge answered {error.code}: {error.read()[:200]!r}", status=error.code) from None
-        except (OSError, ValueError, LookupError, TypeError) as error:
-            raise EngineError(f"the judge at {base} gave no answer: {error}") from None
+        answer = post(f"{base}/chat/completions", body, key=key, timeout_s=settings.gateway.upstream_timeout_s)
+        text = answer.text() if answer.status == 200 else None
+        if text is None:
+            raise EngineError(f"the judge at {base} said nothing: {answer}", status=answer.status)
+        return text
 
     return ask
 

@@ -2,15 +2,17 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
 import typer
 
-from leyden.base import leaks, splitting
+from leyden.base import splitting
 from leyden.base.errors import ConfigError
 from leyden.base.records import Task
 from leyden.base.tasks import load_demos, load_tasks
+from leyden.cli.holdouts import guard_of
 from leyden.cli.verbs.options import DEFAULT_CONFIG, ConfigOption, JsonOption, SetOption, read_config
 
 HELP = "`split` cuts a task file by time, domain or chance; `check` looks for holdout tasks among what is trained on."
@@ -46,13 +48,11 @@ def command(
     paths: list[tuple[Literal["train", "val"], str]] = [("train", settings.tasks.train), ("val", settings.tasks.val)]
     others = [task for name, path in paths if path for task in load_tasks(settings.resolve(path), split=name)]
     demos = load_demos(settings.resolve(settings.tasks.demos)) if settings.tasks.demos else []
-    guard = leaks.Guard(
-        load_tasks(settings.resolve(settings.tasks.holdout), split="holdout"), threshold=settings.tasks.near
-    )
+    guard = guard_of(settings, load_tasks(settings.resolve(settings.tasks.holdout), split="holdout"))
     found = [*guard.of_tasks(others), *guard.of_demos(demos)]
     nearest = max(guard.similarity(others), default=0.0)
     if json_output:
-        rows = [{"asked": leak.asked, "holdout": leak.holdout, "similarity": leak.similarity} for leak in found]
+        rows = [asdict(leak) for leak in found]
         typer.echo(json.dumps({"leaks": rows, "tasks": len(others), "demos": len(demos), "nearest": nearest}))
     else:
         for leak in found:

@@ -3,7 +3,7 @@
 The gateway speaks one format towards what answers, that of vLLM's server, with paths below `v1/`. A wire turns it
 into the format of one kind of server and the answer back again: whole answers, and streams event by event. Engines
 (`vllm`, `sglang`) return token ids; providers (`openai`, `anthropic`) do not, so their calls are recorded as
-`retokenized` and never trained by RL. Wires are pure: they open no connection and know no configuration.
+`retokenized` and never trained by RL. Wires are pure: they open no connection and read no configuration.
 """
 
 from collections.abc import AsyncIterator, Mapping
@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import orjson
 
+from leyden.base.config import PriceConfig
 from leyden.gateway.dialects.base import Body, ModelRequest
 
 Usage = Mapping[str, Any]
@@ -93,28 +94,18 @@ class Provider:
     """As the configuration names it."""
     timeout_s: float
     """Longest wait for a whole answer."""
-    input: float
-    """USD per million prompt tokens."""
-    output: float
-    """USD per million completion tokens."""
-    cached: float
-    """USD per million prompt tokens that it read from its cache."""
-    cache_write: float
-    """USD per million prompt tokens that it wrote into its cache."""
+    price: PriceConfig | None
+    """Of its tokens; None where it is not known."""
 
 
-def cost_usd(provider: Provider, usage: Usage) -> float:
+def cost_usd(price: PriceConfig, usage: Usage) -> float:
     """What a call cost by its usage in OpenAI's shape; `prompt_tokens` includes the cached ones."""
-    prompt, completion = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
     details = usage.get("prompt_tokens_details")
     details = details if isinstance(details, Mapping) else {}
-    cached, written = _count(details, "cached_tokens"), _count(details, "cache_creation_tokens")
-    fresh = max(0, prompt - cached - written)
-    millionths = (
-        fresh * provider.input + cached * provider.cached + written * provider.cache_write
-        + completion * provider.output
+    return price.usd(
+        _count(usage, "prompt_tokens"), _count(usage, "completion_tokens"),
+        num_cached=_count(details, "cached_tokens"), num_written=_count(details, "cache_creation_tokens"),
     )  # fmt: skip
-    return millionths / 1e6
 
 
 def _count(usage: Usage, key: str) -> int:

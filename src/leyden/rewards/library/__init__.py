@@ -25,7 +25,6 @@ from leyden.rewards.library import (
     unit_tests,
 )
 from leyden.rewards.library.base import Evidence, Member, Settings
-from leyden.rewards.library.cost import money
 from leyden.rewards.library.exact import exact_match, normalised
 from leyden.rewards.library.json_schema import schema_match
 from leyden.rewards.library.numeric import numbers_in, numeric_match
@@ -45,7 +44,6 @@ __all__ = [
     "exact_match",
     "in_order",
     "make",
-    "money",
     "names_in",
     "normalised",
     "numbers_in",

@@ -1,16 +1,20 @@
-"""Does the agent's query give the rows of the reference on every database (SQLite).
+"""Does the agent's query give the rows of the reference on every database (SQLite files, PostgreSQL servers).
 
-Promises: only reading is ever executed (read-only file, authorizer), each query is bounded in steps, seconds, rows
-and value size. Several databases with the same schema and other rows make a query that is right by chance rare. Row
-order counts only where the reference orders; column names never count; numbers are equal to a relative 1e-6.
+Promises: only reading is ever executed (read-only file, authorizer; at a server a read-only transaction), each query is
+bounded in rows and seconds, at SQLite also in steps and value size. Several databases with the same schema and other
+rows make a query that is right by chance rare. Row order counts only where the reference orders; column names never
+count; numbers are equal to a relative 1e-6. A server must stand still while a verdict is found: the reference runs
+each time.
 """
 
 import math
+import os
 import re
 import sqlite3
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +22,7 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from leyden.base.errors import VerifierError
+from leyden.rewards import postgres
 from leyden.rewards.library.base import Evidence, Member, TextSettings, check_source
 
 MAX_STEPS = 5_000_000
@@ -28,6 +33,8 @@ MAX_SECONDS = 10.0
 MAX_ROWS = 2_000
 MAX_VALUE_BYTES = 4_000
 """With MAX_STEPS it bounds what a sort can pile up."""
+SERVER = "env:"
+"""Before the name of the variable that says where a server is."""
 READS = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE})
 
 Rows = tuple[tuple[Any, ...], ...]
@@ -39,9 +46,10 @@ class SqlSettings(TextSettings):
     sql: str = "sql"
     """Key of the task's answer with the reference query."""
     databases: str = "databases"
-    """Key of the task's answer with a list of database files."""
+    """Key of the task's answer with a list of databases: files, or `env:NAME` for the PostgreSQL server whose
+    connection string is in that environment variable."""
     root: str = "."
-    """Folder of the databases, relative to the configuration."""
+    """Folder of the files, relative to the configuration."""
     max_chars: int = Field(4_000, ge=1)
     """A longer query is not run."""
 
@@ -64,8 +72,13 @@ class Ran:
     """Why there are no rows."""
 
 
-def run_reading(sql: str, database: Path) -> Ran:
-    """Run one statement, read-only and bounded. Bad SQL does not raise; a database that is not there does."""
+def run_reading(sql: str, database: Path | str) -> Ran:
+    """Run one statement, read-only and bounded. Bad SQL does not raise; a database that is not there does.
+
+    `database` is a file of SQLite, or `env:NAME` for a PostgreSQL server.
+    """
+    if isinstance(database, str):
+        return _run_at_server(sql, database.removeprefix(SERVER))
     if not database.is_file():
         raise VerifierError(f"there is no database {database}; see rewards.settings.sql_rows.root")
     denied: list[int] = []
@@ -112,9 +125,14 @@ def is_ordered(sql: str) -> bool:
     return re.search(r"\border\s+by\b", bare, flags=re.IGNORECASE) is not None
 
 
-def sql_match(sql: str, reference: str, databases: Sequence[Path]) -> float:
+def sql_match(sql: str, reference: str, databases: Sequence[Path | str]) -> float:
     """1.0 when `sql` gives the rows of `reference` on every database, else 0.0."""
-    wanted = [_reference(reference, str(database.resolve())) for database in databases]
+    wanted = [
+        _reference(reference, database)
+        if isinstance(database, str)
+        else _reference_of_file(reference, database.resolve())
+        for database in databases
+    ]
     ordered = is_ordered(reference)
     for database, rows in zip(databases, wanted, strict=True):
         ran = run_reading(sql, database)
@@ -123,19 +141,45 @@ def sql_match(sql: str, reference: str, databases: Sequence[Path]) -> float:
     return 1.0
 
 
-@lru_cache(maxsize=4096)
-def _reference(sql: str, database: str) -> Rows:
-    ran = run_reading(sql, Path(database))
+def _reference(sql: str, database: Path | str) -> Rows:
+    ran = run_reading(sql, database)
     if ran.rows is None:
         raise VerifierError(f"the reference query fails on {database}: {ran.error}: {sql}")
     return ran.rows
+
+
+_reference_of_file = lru_cache(maxsize=4096)(_reference)
+
+
+def _run_at_server(sql: str, variable: str) -> Ran:
+    url = os.environ.get(variable, "")
+    if not url:
+        raise VerifierError(
+            f"{SERVER}{variable} names an environment variable that is not set (LEYDEN_* never reaches a verifier); "
+            "export the connection string of the PostgreSQL server"
+        )
+    answer = postgres.ask(url, sql, max_rows=MAX_ROWS + 1, timeout_s=MAX_SECONDS)
+    if answer.rows is None:
+        return Ran(None, not answer.wrote, answer.error)
+    if answer.num_rows > MAX_ROWS:
+        return Ran(None, True, f"more than {MAX_ROWS} rows")
+    return Ran(tuple(tuple(map(_comparable, row)) for row in answer.rows), True)
+
+
+def _comparable(value: Any) -> Any:
+    """Decimals as numbers, since a query may compute the same in another type; NaN equals itself, as in PostgreSQL."""
+    if not isinstance(value, Decimal | float):
+        return value
+    number = float(value)
+    return number if math.isfinite(number) else str(value).lower()
 
 
 def _score(evidence: Evidence, settings: SqlSettings) -> dict[str, float]:
     reference = str(evidence.wanted(settings.sql))
     names = evidence.wanted(settings.databases)
     root = (evidence.base_dir / settings.root).resolve()
-    databases = [root / str(name) for name in (names if isinstance(names, list) else [names])]
+    named = [str(name) for name in (names if isinstance(names, list) else [names])]
+    databases = [name if name.startswith(SERVER) else root / name for name in named]
     sql = evidence.text(settings.source).strip().rstrip(";")
     if not sql or len(sql) > settings.max_chars:
         sql_match("select 1", reference, databases)  # a broken task must not hide behind an empty answer
@@ -177,7 +221,7 @@ def _key(row: tuple[Any, ...]) -> tuple[list[tuple[int, float, str]], list[float
 
 MEMBER = Member(
     name="sql_rows",
-    says="a query gives the rows of the reference query on every one of several SQLite databases",
+    says="a query gives the rows of the reference query on every one of several SQLite or PostgreSQL databases",
     settings=SqlSettings,
     score=_score,
     components=("sql_rows", "sql_executes", "sql_reads_only"),

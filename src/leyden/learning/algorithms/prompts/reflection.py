@@ -9,15 +9,14 @@ the budgets. Does not judge replies; who asked does.
 import asyncio
 import json
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from leyden.base.config import PromptsConfig
+from leyden.base.config import PriceConfig, PromptsConfig
 from leyden.base.errors import LearningError
+from leyden.base.posting import Answered, post
 from leyden.learning.order import digest
 
 BUSY = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
@@ -34,8 +33,8 @@ class Spent:
     """Replies, those of the journal included."""
     tokens: int = 0
     """Of prompts and replies."""
-    cost: float = 0.0
-    """In the currency of the prices."""
+    usd: float = 0.0
+    """By the price of its alias; 0 without one."""
 
 
 class Reflector:
@@ -49,6 +48,7 @@ class Reflector:
         base_url: Callable[[], str],
         key: str,
         model: str,
+        price: PriceConfig | None = None,
         stop_requested: Callable[[], None] = lambda: None,
         check: Callable[[], None] = lambda: None,
     ) -> None:
@@ -61,6 +61,7 @@ class Reflector:
         self._base_url = base_url
         self._key = key
         self._model = model
+        self._price = price or PriceConfig()
         self._stop_requested = stop_requested
         self._check = check
         self._replies: dict[str, list[dict[str, Any]]] = {}
@@ -93,14 +94,13 @@ class Reflector:
         return (
             spent.calls >= limits.max_reflections
             or spent.tokens >= limits.max_reflection_tokens
-            or spent.cost >= limits.max_reflection_cost
+            or (limits.max_reflection_usd is not None and spent.usd >= limits.max_reflection_usd)
         )
 
     def _count(self, row: dict[str, Any]) -> None:
         self.spent.calls += 1
         self.spent.tokens += row["prompt_tokens"] + row["completion_tokens"]
-        prices = self._settings.reflection_input_price, self._settings.reflection_output_price
-        self.spent.cost += (row["prompt_tokens"] * prices[0] + row["completion_tokens"] * prices[1]) / 1e6
+        self.spent.usd += self._price.usd(row["prompt_tokens"], row["completion_tokens"])
 
     async def _reply(self, prompt: str) -> dict[str, Any]:
         """What is written down of a reply. Raises LearningError when no try succeeded."""
@@ -108,54 +108,37 @@ class Reflector:
         for number in range(settings.reflection_tries):
             self._stop_requested()
             self._check()
-            status, raw = await asyncio.to_thread(self._post, prompt)
-            if status == 200:
-                return _read(raw, prompt)
-            if status is not None and status not in BUSY:
+            answer = await asyncio.to_thread(self._post, prompt)
+            if answer.status == 200:
+                return _read(answer, prompt)
+            if answer.status is not None and answer.status not in BUSY:
                 break
             if number + 1 < settings.reflection_tries:
                 await asyncio.sleep(min(settings.reflection_backoff_s * 2**number, MAX_PAUSE_S))
-        what = "did not answer" if status is None else f"answered status {status}"
         raise LearningError(
-            f"the reflection model {self._model!r} at {self._base_url()} {what} in {number + 1} tries: "
-            f"{raw[:300].decode('utf-8', 'replace')}. Everything so far is recorded; go on with "
+            f"the reflection model {self._model!r} at {self._base_url()} gave no reply in {number + 1} tries: "
+            f"{answer}. Everything so far is recorded; go on with "
             f"`leyden train --resume {self._journal.parent}` when it is back"
         )
 
-    def _post(self, prompt: str) -> tuple[int | None, bytes]:
-        """(status, body) of one try; status None without an answer."""
+    def _post(self, prompt: str) -> Answered:
         body = {
             "model": self._model,
             "messages": [{"role": "user", "content": prompt}],
             "max_tokens": self._settings.reflection_max_tokens,
             "temperature": self._settings.reflection_temperature,
         }
-        headers = {"content-type": "application/json"}
-        if self._key:
-            headers["authorization"] = f"Bearer {self._key}"
         url = self._base_url().rstrip("/") + "/chat/completions"
-        request = urllib.request.Request(url, json.dumps(body).encode(), headers, method="POST")
-        try:
-            with urllib.request.urlopen(request, timeout=self._settings.reflection_timeout_s) as answer:
-                return answer.status, answer.read()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read()
-        except (OSError, ValueError) as error:
-            return None, str(error).encode()
+        return post(url, body, key=self._key, timeout_s=self._settings.reflection_timeout_s)
 
 
-def _read(raw: bytes, prompt: str) -> dict[str, Any]:
-    """Text and usage of an answer. Where a model reports no usage, four characters count as a token."""
-    text: Any = ""
-    usage: Any = None
-    try:
-        tree = json.loads(raw)
-        text = tree["choices"][0]["message"]["content"]
-        usage = tree.get("usage")
-    except (ValueError, KeyError, IndexError, TypeError):
-        pass  # an unreadable answer is an empty reply, which whoever asked counts as garbage
-    text = text if isinstance(text, str) else ""
+def _read(answer: Answered, prompt: str) -> dict[str, Any]:
+    """Text and usage of an answer. Where a model reports no usage, four characters count as a token.
+
+    An unreadable answer is an empty reply, which whoever asked counts as garbage.
+    """
+    text, tree = answer.text() or "", answer.tree()
+    usage = tree.get("usage") if isinstance(tree, dict) else None
     counts = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")] if isinstance(usage, dict) else []
     known = [count if type(count) is int and count >= 0 else None for count in counts] or [None, None]
     return {

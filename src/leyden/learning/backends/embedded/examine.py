@@ -6,15 +6,15 @@ samples of the engine that will serve, read back by the trainer that will train.
 
 import json
 import time
-import urllib.request
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from leyden.base.config import PolicyConfig
-from leyden.base.errors import ModelUnusable, RequestRefused
+from leyden.base.errors import EngineError, ModelUnusable, RequestRefused
 from leyden.base.findings import Finding, Level
+from leyden.base.posting import post
 from leyden.learning.backends.embedded.backend import EmbeddedBackend
 from leyden.learning.backends.embedded.model import LoadedModel
 from leyden.learning.backends.embedded.tools import parse
@@ -212,11 +212,11 @@ def _sample(backend: EmbeddedBackend, url: str, temperature: float) -> dict[str,
         "n": NUM_SAMPLES, "max_tokens": NUM_TOKENS, "temperature": temperature, "seed": 1, "logprobs": True,
         "return_token_ids": True,
     }  # fmt: skip
-    headers = {"content-type": "application/json", "authorization": f"Bearer {backend.engine_key}"}
-    request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), headers)
-    with urllib.request.urlopen(request, timeout=300) as response:
-        answer: dict[str, Any] = json.load(response)
-    return answer
+    answer = post(f"{url}/v1/chat/completions", body, key=backend.engine_key, timeout_s=300)
+    if answer.status != 200:
+        raise EngineError(f"the embedded sampler at {url} sampled nothing: {answer}", status=answer.status)
+    tree: dict[str, Any] = answer.tree()
+    return tree
 
 
 def _batch(answer: dict[str, Any], temperature: float) -> Batch:
