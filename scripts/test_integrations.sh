@@ -11,7 +11,7 @@ python=${PYTHON:-python3}
 base=${FRAMEWORK_PYTHON:-$python}
 cache=${LEYDEN_CACHE:-$HOME/.cache/leyden}/integrations
 mkdir -p "$cache"
-[ $# -gt 0 ] || set -- pydantic_ai openai_agents langgraph smolagents autogen crewai typescript
+[ $# -gt 0 ] || set -- pydantic_ai openai_agents openai_agents_responses langgraph smolagents autogen crewai typescript
 export PYTHONPATH="$root/src${PYTHONPATH:+:$PYTHONPATH}" PIP_DISABLE_PIP_VERSION_CHECK=1
 results=$(mktemp)
 trap 'rm -f "$results"' EXIT

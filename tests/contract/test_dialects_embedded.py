@@ -27,7 +27,10 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Room]:
     server = EngineServer("main", sampler, ChatFormat(loaded), tool_parser="hermes", default_max_tokens=9)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TINY_ENGINE_KEY", server.key)
-        policy = {"engine": server.start(), "engine_key_env": "TINY_ENGINE_KEY", "sampling": {"max_tokens": 12}}
+        policy = {
+            "engine": server.start(), "engine_key_env": "TINY_ENGINE_KEY", "sampling": {"max_tokens": 12},
+            "engine_features": ["reasoning"],
+        }  # fmt: skip
         with gateway_room(folder, {"policies": {"main": policy}}) as room:
             yield room
     server.close()
@@ -92,7 +95,13 @@ def test_every_dialect_samples_the_same_tokens_from_the_embedded_engine(room: Ro
             },
             "tool_choice",
         ),
-        ("messages", {"messages": [USER], "max_tokens": 3, "output_config": {"effort": "low"}}, "output_config.effort"),
+        ("messages", {"messages": [USER], "max_tokens": 3, "output_config": {"effort": "low"}}, "reasoning_effort"),
+        ("messages", {"messages": [USER], "max_tokens": 3, "thinking": {"type": "adaptive"}}, "no switch for thinking"),
+        (
+            "messages",
+            {"messages": [USER], "max_tokens": 9, "thinking": {"type": "enabled", "budget_tokens": 3}},
+            "thinking.budget_tokens",
+        ),
     ],
 )
 def test_what_the_embedded_engine_cannot_do_is_a_named_400(
@@ -102,3 +111,26 @@ def test_what_the_embedded_engine_cannot_do_is_a_named_400(
     where = started.base_url("").replace("/openai/", "/anthropic/" if path == "messages" else "/openai/")
     answer = room.request("POST", f"{where}/{path}", {"model": "main", **body}, key=started.token)
     assert answer.status == 400 and field.split(".")[-1] in answer.error["message"], answer.raw
+
+
+def test_a_begun_message_goes_on_as_prompt_and_the_rest_is_what_is_trained(room: Room) -> None:
+    started = room.start(seed=11, policy_versions={"main": 3})
+    asked: dict[str, Any] = {"max_tokens": 12}
+    ask(room, started, "messages", messages=[USER], **asked)
+    begun = [USER, {"role": "assistant", "content": "It is"}]
+    rest = ask(room, started, "messages", messages=begun, **asked)
+    counted = ask(room, started, "messages/count_tokens", messages=begun)
+    fresh, call = room.calls(started)
+    assert call.prompt_ids.tolist()[: len(fresh.prompt_ids)] == fresh.prompt_ids.tolist()
+    assert len(call.prompt_ids) == len(fresh.prompt_ids) + len("It is") == counted["input_tokens"]
+    assert call.refusal is None and len(call.choices[0].completion_ids) == rest["usage"]["output_tokens"]
+    assert len(call.choices[0].logprobs) == len(call.choices[0].completion_ids)
+    assert not rest["content"][0]["text"].startswith("It is"), "what was begun is not said again"
+
+
+def test_switching_thinking_off_is_taken_by_a_template_without_a_switch(room: Room) -> None:
+    started = room.start(seed=11, policy_versions={"main": 3})
+    for thinking in ({}, {"thinking": {"type": "disabled"}}):
+        ask(room, started, "messages", messages=[USER], max_tokens=12, **thinking)
+    first, second = room.calls(started)
+    assert first.prompt_ids.tolist() == second.prompt_ids.tolist()

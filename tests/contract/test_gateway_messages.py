@@ -315,7 +315,7 @@ def test_a_retry_of_a_finished_message_is_replayed_also_as_a_stream(
             "messages[0].content[0]",
         ),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "messages[0].content[0]"),
-        ({"messages": [*HELLO, {"role": "assistant", "content": "The"}]}, "messages[1]"),
+        ({"messages": [*HELLO, {"role": "assistant", "content": "The "}]}, "messages[1]"),
         ({"messages": [*HELLO, {"role": "assistant", "content": [{"type": "tool_use"}]}]}, "messages[1].content[0]"),
         ({"system": 3}, "system"),
         ({"system": [{"type": "image"}]}, "system[0]"),

@@ -115,7 +115,7 @@ def test_an_engine_that_cannot_return_tokens_is_known_before_the_first_call(tmp_
     with FakeEngine(Behaviour(faults=Faults(missing=frozenset({"logprobs"})))) as engine:
         policies = {"main": {"engine": engine.url}, "other": {"engine": engine.url, "trainable": False}}
         with gateway_room(tmp_path, {"gateway": QUICK, "policies": policies}) as room:
-            until(lambda: "incapable" in room.admin("GET", "/readyz").raw.decode(), "the probe")
+            until(lambda: states(room).get(engine.url) == "incapable", "the probe")
             answer = room.admin("GET", "/readyz")
             assert answer.status == 503
             assert "flag logprobs" in answer.json["replicas"][0]["incapable"]

@@ -180,3 +180,11 @@ def test_an_old_sglang_is_refused_by_name(tmp_path: Path) -> None:
         answer = room.chat(room.start(), {"model": "main", "messages": HELLO})
         assert (answer.status, answer.error["type"]) == (502, "engine_incapable")
         assert "return_meta_info" in answer.error["message"]
+
+
+def test_a_call_that_is_refused_takes_no_number(room: Room) -> None:
+    started = room.start()
+    ask(room, started, "main")
+    assert room.chat(started, {"model": "claude", "messages": HELLO, "n": 2}).status == 400
+    ask(room, started, "main")
+    assert [call.seq for call in room.calls(started)] == [0, 1]

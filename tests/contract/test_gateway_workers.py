@@ -18,6 +18,7 @@ from tests.contract.gateway_room import HELLO
 from tests.contract.test_gateway_ledger import in_thread, until
 
 from leyden.base.records import Call
+from leyden.gateway.sampling import seed_of
 from leyden.store import ledger, open_store
 from leyden.store.base import Store
 from leyden.testing.fake_engine import FakeEngine
@@ -103,7 +104,13 @@ def test_both_workers_answer_and_no_two_calls_get_one_number_or_seed(crew: Crew)
     assert all(answer.status_code == 200 for answer in answers)
     assert len({maker(answer) for answer in answers}) == 2
     calls = crew.calls(started)
-    assert len(calls) == len({call.seq for call in calls}) == len({call.sampling["seed"] for call in calls}) == 24
+    assert [call.seq for call in calls] == list(range(24)), "no gaps, whichever worker answered"
+    rollout, attempt = started.rollout, started.attempt
+    assert [call.sampling["seed"] for call in calls] == [
+        seed_of(rollout.seed, attempt.number, seq) for seq in range(24)
+    ]
+    seeds = {body["seed"] for body in list(crew.engine.requests)[-24:]}
+    assert seeds == {call.sampling["seed"] for call in calls}, "the engine got the seed that is recorded"
     later = crew.call(started, BODY)
     assert later.status_code == 200
     assert crew.calls(started)[-1].id == later.headers["x-leyden-call"], "a later call has a higher number"

@@ -77,6 +77,48 @@ CASES: dict[str, tuple[str, dict[str, Any], list[Reply]]] = {
         },
         [Reply(reasoning="so", text="a", tool_calls=(("f", '{"x": 1.0}'), ("f", "{}")))],
     ),
+    "openai_responses/call": (
+        "openai_responses",
+        {
+            "model": "main",
+            "input": "hi",
+            "stream": True,
+            "tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False}],
+        },
+        [Reply(text="a", tool_calls=(("f", "{}"),))],
+    ),
+    "anthropic/call": (
+        "anthropic",
+        {
+            "model": "main",
+            "max_tokens": 64,
+            "messages": MESSAGES,
+            "stream": True,
+            "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+        },
+        [Reply(text="a", tool_calls=(("f", "{}"),))],
+    ),
+    "anthropic/thinking": (
+        "anthropic",
+        {
+            "model": "main",
+            "max_tokens": 64,
+            "messages": MESSAGES,
+            "stream": True,
+            "thinking": {"type": "enabled", "budget_tokens": 32},
+        },
+        [Reply(reasoning="h\u4f60", text="a")],
+    ),
+    "anthropic/begun": (
+        "anthropic",
+        {
+            "model": "main",
+            "max_tokens": 64,
+            "messages": [*MESSAGES, {"role": "assistant", "content": "It is"}],
+            "stream": True,
+        },
+        [Reply(text=" a")],
+    ),
 }
 """Name, dialect, request, and what the engine says."""
 

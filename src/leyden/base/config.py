@@ -219,7 +219,7 @@ class PolicyConfig(_Section):
     """How the engine returns token ids: as vLLM (the embedded sampler does the same), or as SGLang."""
     engine_key_env: str = ""
     """Environment variable that holds the engine's key."""
-    engine_features: tuple[Literal["response_format", "images", "reasoning"], ...] = ()
+    engine_features: tuple[Literal["response_format", "images", "reasoning", "thinking_budget"], ...] = ()
     """What the engine can do that no probe tells; a request that needs anything else is a 400 that names it."""
     trainable: bool = True
     """False: recorded and served, never updated; a policy with a `provider` is never trainable."""

@@ -13,26 +13,32 @@ from leyden.base.records import LiveOrigin
 from leyden.gateway.address import Address
 from leyden.gateway.auth import Caller, Keys, KnownAttempt
 
-_FIELDS = {b"x-leyden-session": 128, b"x-leyden-subject": 128, b"x-leyden-purpose": 64}
-"""Header to its most characters, as the columns have them."""
+_MOST = {"session": 128, "subject": 128, "purpose": 64}
+"""Longest value of each field, as the columns have them."""
+_FIELDS = {f"x-leyden-{name}".encode(): name for name in _MOST}
+"""Header to field."""
 _SHOWN = re.compile(rb"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
 """Printable ASCII: these values come back in reports, headers and shells."""
 
 
 def live_origin(caller: Caller, headers: Mapping[bytes, bytes]) -> LiveOrigin:
     """The record of a live call. Raises RequestRefused that names the header."""
+    told = {name: (header.decode(), headers[header]) for header, name in _FIELDS.items() if header in headers}
+    return origin_of(caller.service or caller.role, told, "header ")
+
+
+def origin_of(service: str, told: Mapping[str, tuple[str, bytes]], kind: str) -> LiveOrigin:
+    """Who is behind a live call; `told` has by field where it was said and what. Raises RequestRefused."""
     found: dict[str, str] = {}
-    for name, most in _FIELDS.items():
-        value = headers.get(name)
-        if value is None:
-            continue
+    for name, (where, value) in told.items():
+        most = _MOST[name]
         if len(value) > most or not _SHOWN.fullmatch(value):
             raise RequestRefused(
-                f"header {name.decode()} has {len(value)} bytes or characters that cannot be shown",
-                field=name.decode(), hint=f"send 1 to {most} printable ASCII characters",
+                f"{kind}{where} has {len(value)} bytes or characters that cannot be shown",
+                field=where, hint=f"send 1 to {most} printable ASCII characters",
             )  # fmt: skip
-        found[name.decode().removeprefix("x-leyden-")] = value.decode("ascii")
-    return LiveOrigin(service=caller.service or caller.role, **found)
+        found[name] = value.decode("ascii")
+    return LiveOrigin(service=service, **found)
 
 
 async def attempt_of(keys: Keys, caller: Caller, address: Address) -> KnownAttempt | None:

@@ -101,6 +101,6 @@ class Client:
         await self.start(status, headers)
         await self.end(body)
 
-    async def json(self, status: int, body: object) -> None:
+    async def json(self, status: int, body: object, headers: Headers | None = None) -> None:
         """Send a JSON answer."""
-        await self.whole(status, [JSON], orjson.dumps(body))
+        await self.whole(status, [JSON, *(headers or ())], orjson.dumps(body))

@@ -18,7 +18,7 @@ from leyden.gateway.callers import attempt_of
 from leyden.gateway.dialects import BY_NAME
 from leyden.gateway.dialects.anthropic import conversation_fields
 from leyden.gateway.dialects.anthropic_blocks import with_exact
-from leyden.gateway.dialects.base import ModelRequest, refuse_unknown
+from leyden.gateway.dialects.base import BUDGET, ModelRequest, refuse_unknown
 from leyden.gateway.dialects.openai_wire import parse_alias
 from leyden.gateway.engine_answers import error_of
 from leyden.gateway.refusals import as_refusal
@@ -68,9 +68,11 @@ async def _count(gateway: Gateway, request: Request) -> Response:
     refuse_unknown(body, _FIELDS, "count_tokens")
     needs: dict[str, str] = {}
     engine, _ = conversation_fields(body, needs)
+    engine.pop(BUDGET, None)  # nothing is sampled, so there is nothing to bound
+    needs.pop("thinking_budget", None)
     alias = parse_alias(body)
     asked = ModelRequest(dialect=_DIALECT.name, body=body, alias=alias, asked={}, needs=needs)
-    check_needs(asked, await gateway.router.policy(alias))
+    check_needs(asked, await gateway.router.policy(alias), {})
     if known is not None:
         engine["messages"] = with_exact(engine["messages"], await known.book.recall(gateway.reader))
     route = await gateway.router.route(alias, known.rollout if known is not None else None)
@@ -80,7 +82,7 @@ async def _count(gateway: Gateway, request: Request) -> Response:
             status=501, kind="engine_incapable", hint="count with the provider's own API",
         )  # fmt: skip
     model = await gateway.upstream.name(route)
-    sent = {**engine, "model": model, "add_generation_prompt": True}
+    sent = {"add_generation_prompt": True, **engine, "model": model}
     try:
         async with asyncio.timeout(TIMEOUT_S):
             response = await gateway.upstream.post(route, "/tokenize", sent, deadline=time.monotonic() + TIMEOUT_S)

@@ -16,17 +16,18 @@ import orjson
 
 from leyden.base.errors import Conflict, EngineError, LeydenError, RequestRefused, StoreError
 from leyden.base.records import Call, CallCompletion, CallIntent, Choice
-from leyden.gateway import splicing, upstream
+from leyden.gateway import numbering, splicing, upstream
 from leyden.gateway.auth import KnownAttempt
 from leyden.gateway.callers import attempt_of, live_origin
 from leyden.gateway.client import EVENT_STREAM, JSON, ClientLeftError, Headers
+from leyden.gateway.client_headers import limits_of
 from leyden.gateway.engine_answers import error_of, fault_of
 from leyden.gateway.journal import log_call
 from leyden.gateway.ledger import Book, Flight, digest_of, note_texts
 from leyden.gateway.providers import Response
 from leyden.gateway.providers.faults import told
 from leyden.gateway.refusals import refuse
-from leyden.gateway.requests import check_needs, json_object, resolved
+from leyden.gateway.requests import check_needs, json_object, refusal_of, resolved
 from leyden.gateway.retries import follow, replay
 from leyden.gateway.road import Arrival, Called, Chosen, Gateway, Recorded, Sent, Translated
 from leyden.gateway.sampling import effective_sampling, seed_of
@@ -104,9 +105,9 @@ async def translate(gateway: Gateway, called: Called) -> Translated:
     policy = await gateway.router.policy(request.alias)
     if request.previous is not None or request.recalls:
         request = await resolved(gateway.reader, called.known, dialect, request)
-    if request.needs:
-        check_needs(request, policy)
     used, rewrites = effective_sampling(request, policy, called.known.rollout if called.known else None)
+    if request.needs:
+        check_needs(request, policy, used)
     return Translated(
         called=called,
         request=request,
@@ -132,9 +133,11 @@ async def choose(gateway: Gateway, book: Book, translated: Translated, flight: F
         route = await gateway.router.route(translated.request.alias, rollout, session)
         model = await gateway.upstream.name(route)
         await gateway.upstream.require(route, called.arrival.address.dialect, model)
-        await book.number(gateway.reader, flight, gateway.worker)
         used, rewrites = dict(translated.used), list(translated.rewrites)
         gateway.upstream.check(route, called.arrival.address.dialect, translated.request, used, model)
+        dialect = called.arrival.address.dialect
+        replaced = await gateway.prompts.replace(route, lambda: dialect.engine_body(translated.request, used, model))
+        await book.number(gateway.reader, flight, gateway.worker)  # last: a call that is refused takes no number
         if (
             "seed" not in used
             and route.wire.takes_seed
@@ -144,8 +147,6 @@ async def choose(gateway: Gateway, book: Book, translated: Translated, flight: F
         ):
             used["seed"] = seed_of(rollout.seed, called.known.attempt.number, flight.seq)
             rewrites.append("seed")
-        dialect = called.arrival.address.dialect
-        replaced = await gateway.prompts.replace(route, lambda: dialect.engine_body(translated.request, used, model))
         rewrites += replaced.rewrites
     except BaseException:
         gateway.hold.leave()
@@ -160,7 +161,7 @@ async def send(gateway: Gateway, chosen: Chosen) -> Sent:
 
     Raises StoreError if the intent cannot be written; then nothing was sampled. Never raises for the engine.
     """
-    await _write_intent(gateway, chosen)
+    chosen = await _write_intent(gateway, chosen)
     flight, arrival = chosen.flight, chosen.translated.called.arrival
     dialect = arrival.address.dialect
     request = chosen.translated.request
@@ -182,7 +183,7 @@ async def send(gateway: Gateway, chosen: Chosen) -> Sent:
         )  # fmt: skip
 
 
-async def _write_intent(gateway: Gateway, chosen: Chosen) -> None:
+async def _write_intent(gateway: Gateway, chosen: Chosen) -> Chosen:
     called, flight = chosen.translated.called, chosen.flight
     known, request = called.known, chosen.translated.request
     intent = CallIntent(
@@ -206,10 +207,12 @@ async def _write_intent(gateway: Gateway, chosen: Chosen) -> None:
         started_at=called.arrival.started_at,
         live=called.live,
     )
+    if numbering.by_store(gateway, chosen):
+        return await numbering.write(gateway, chosen, intent)
     for _ in range(MAX_CONFLICTS):
         try:
             await asyncio.wrap_future(gateway.recorder.intent(intent))
-            return
+            return chosen
         except Conflict:
             flight.occurrence += 1  # another gateway on this store has taken that occurrence
             intent = replace(intent, occurrence=flight.occurrence)
@@ -226,6 +229,8 @@ async def _ask(gateway: Gateway, chosen: Chosen, relay: Relay | None) -> Sent:
     response = await gateway.upstream.post(
         chosen.route, dialect.engine_path, body, deadline=deadline, headers=headers, request=chosen.translated.request
     )
+    if chosen.route.provider is not None:
+        chosen.flight.passed = limits_of(response.headers)
     try:
         first_byte_ms = (time.monotonic() - called.arrival.began) * 1000
         if response.status == 200 and relay is not None:
@@ -298,7 +303,7 @@ async def record(gateway: Gateway, sent: Sent) -> Recorded:
         http_status=sent.http_status,
         response=public,
         provenance=splicing.provenance(gateway, chosen, tokens.provenance, capture),
-        refusal=tokens.refusal or ("images" if "images" in request.needs else None),
+        refusal=tokens.refusal or (refusal_of(request, chosen.used, choices) if request.needs else None),
         prompt_ids=tokens.prompt_ids,
         choices=choices,
         usage=upstream.priced(chosen.route, capture.usage),
@@ -373,4 +378,5 @@ def _headers(chosen: Chosen) -> Headers:
         (b"x-leyden-policy", f"{chosen.route.policy}@{chosen.route.version}".encode("latin-1", "replace")),
         (b"x-leyden-rewrites", ",".join(chosen.rewrites).encode()),
         (chosen.translated.called.arrival.address.dialect.id_header, chosen.flight.call_id.encode()),
+        *chosen.flight.passed,
     ]

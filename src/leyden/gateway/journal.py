@@ -51,11 +51,14 @@ def log_call(chosen: "Chosen", completion: CallCompletion) -> None:
     log.info("call", extra={key: value for key, value in fields.items() if value is not None})
 
 
-def log_refusal(known: "KnownAttempt | None", refusal: "RequestRefused") -> None:
+def log_refusal(known: "KnownAttempt | None", refusal: "RequestRefused", request_id: str) -> None:
     """One call that was refused before it was sent."""
     if log.isEnabledFor(logging.INFO):
         attempt_id = known.attempt.id if known is not None else None
-        extra = {"status": refusal.status, "kind": refusal.kind, "field": refusal.field, "attempt_id": attempt_id}
+        extra = {
+            "status": refusal.status, "kind": refusal.kind, "field": refusal.field, "attempt_id": attempt_id,
+            "request_id": request_id,
+        }  # fmt: skip
         log.info("refused", extra={key: value for key, value in extra.items() if value is not None})
 
 

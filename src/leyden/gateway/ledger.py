@@ -67,6 +67,8 @@ class Flight:
         """Clients that are waiting."""
         self.head: tuple[int, list[tuple[bytes, bytes]]] | None = None
         """Status and headers, once they are known."""
+        self.passed: list[tuple[bytes, bytes]] = []
+        """Headers of the engine's answer that belong into ours."""
         self.parts: list[bytes] = []
         """Everything that was released to clients so far."""
         self.finished = False
@@ -251,20 +253,19 @@ class Book:
 
     async def number(self, reader: Reader, flight: Flight, worker: tuple[int, int] = (0, 1)) -> None:
         """Give a flight its occurrence and its place in the order of arrival. `worker` is (index, number of workers):
-        of several, each takes its own share of the numbers after those that are stored, so that none is given twice.
-        """
-        index, size = worker
-        if size > 1 and self._attempt_id is not None:
-            taken = await asyncio.to_thread(reader.next_occurrence, self._attempt_id, flight.digest)
-            self._occurrences[flight.digest] = max(self._occurrences.get(flight.digest, 0), taken)
-            stored = await asyncio.to_thread(reader.next_seq, self._attempt_id)
-            self.next_seq = max(self.next_seq, stored)  # read after the wait: others took numbers meanwhile
-        elif self._stored and flight.digest not in self._occurrences:
+        where there are several, the store gives both to calls of an attempt when their intent is written."""
+        if worker[1] > 1 and self._attempt_id is not None:
+            return
+        if self._stored and flight.digest not in self._occurrences:
             await self._last(reader, flight.digest)
         flight.occurrence = self._occurrences.get(flight.digest, 0)
-        self._occurrences[flight.digest] = flight.occurrence + 1
-        flight.seq = -(-self.next_seq // size) * size + index
-        self.next_seq = flight.seq + 1
+        flight.seq = self.next_seq
+        self.numbered(flight)
+
+    def numbered(self, flight: Flight) -> None:
+        """Take notice of the numbers of a flight."""
+        self._occurrences[flight.digest] = max(self._occurrences.get(flight.digest, 0), flight.occurrence + 1)
+        self.next_seq = max(self.next_seq, flight.seq + 1)
 
     async def take_place(self, reader: Reader) -> int:
         """The next place in the order of arrival, for a call that is reported instead of relayed."""

@@ -21,6 +21,7 @@ from leyden.base.errors import LeydenError, RecordError, RequestRefused
 from leyden.gateway.auth import Caller, KnownAttempt
 from leyden.gateway.refusals import as_refusal
 from leyden.gateway.reported import Ingest, Result
+from leyden.gateway.reported_live import LiveIngest, is_live_export
 from leyden.gateway.rest import key_of
 from leyden.gateway.road import Gateway
 from leyden.traces.telemetry.base import Report
@@ -37,17 +38,17 @@ CODES = {400: 3, 401: 16, 403: 7, 404: 5, 409: 9, 413: 8, 415: 3, 422: 3, 500: 1
 
 def routes(gateway: Gateway) -> list[BaseRoute]:
     """The addresses: an attempt's path, with or without what its model calls have there, and the key alone."""
-    ingest = Ingest(gateway)
+    ingest, live = Ingest(gateway), LiveIngest(gateway)
 
     async def run(request: Request) -> Response:
-        return await _answer(gateway, ingest, request)
+        return await _answer(gateway, ingest, live, request)
 
     attempt = "/proxy/rollout/{rollout_id}/attempt/{attempt_id}"
     prefixes = [before + after for before in ("", attempt, attempt + "/mode/{mode}") for after in ("", "/openai")]
     return [Route(prefix + "/v1/traces", run, methods=["POST"]) for prefix in prefixes]
 
 
-async def _answer(gateway: Gateway, ingest: Ingest, request: Request) -> Response:
+async def _answer(gateway: Gateway, ingest: Ingest, live: LiveIngest, request: Request) -> Response:
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     encoding = MEDIA.get(media, "json")
     try:
@@ -59,7 +60,7 @@ async def _answer(gateway: Gateway, ingest: Ingest, request: Request) -> Respons
         caller = await gateway.keys.caller(key_of(request))
         known = await _attempt(gateway, caller, request.path_params)
         raw = await _body(gateway, request)
-        result = await _record(ingest, caller, known, raw, encoding)
+        result = await _record(ingest, live, caller, known, raw, encoding)
     except LeydenError as error:
         refusal = RequestRefused(str(error), status=400) if isinstance(error, RecordError) else as_refusal(error)
         message = str(refusal) + (f" ({refusal.hint})" if refusal.hint else "")
@@ -83,6 +84,11 @@ async def _attempt(gateway: Gateway, caller: Caller, path: dict[str, Any]) -> Kn
     """The attempt that key and path name; None if spans have to name it. Raises RequestRefused: 403, 404, 409."""
     named = cast(str | None, path.get("rollout_id")), cast(str | None, path.get("attempt_id"))
     known = caller.known
+    if caller.role == "service" and named[0] is not None:
+        raise RequestRefused(
+            "a service key cannot tell of an attempt", status=403, kind="permission_error",
+            hint="post to /v1/traces, where a service's spans are live traffic",
+        )  # fmt: skip
     if known is None:
         return await gateway.keys.attempt(named[0], named[1]) if named[0] and named[1] else None
     if named[0] is not None and named != (known.rollout.id, known.attempt.id):
@@ -141,15 +147,23 @@ def _too_large(limit: int, when: str) -> RequestRefused:
     )  # fmt: skip
 
 
-async def _record(ingest: Ingest, caller: Caller, known: KnownAttempt | None, raw: bytes, encoding: Encoding) -> Result:
-    """Store every span for the attempt it belongs to. Raises RecordError, StoreError."""
+async def _record(
+    ingest: Ingest, live: LiveIngest, caller: Caller, known: KnownAttempt | None, raw: bytes, encoding: Encoding
+) -> Result:
+    """Store every span for the attempt it belongs to, or as live traffic. Raises RecordError, StoreError."""
     reports, refused = await asyncio.to_thread(read_spans, raw, encoding)
     result = Result(refused=refused)
+    if caller.role == "service":
+        await live.record(caller, reports, result)
+        return result
     if known is not None:
         await ingest.record(caller.role, known, reports, result)
         return result
     by_attempt: dict[tuple[str, str], list[Report]] = {}
+    await live.record(caller, [report for report in reports if is_live_export(report)], result)
     for report in reports:
+        if is_live_export(report):
+            continue
         named = attempt_named(report)
         if named is None:
             reason = "no attempt is named; post to the attempt's path, or set leyden.rollout and leyden.attempt"

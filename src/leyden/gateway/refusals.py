@@ -5,6 +5,7 @@ import time
 from leyden.base.errors import EngineError, EngineIncapable, LeydenError, RequestRefused, StoreError
 from leyden.base.records import Span, new_id
 from leyden.gateway.auth import MAX_REFUSALS, KnownAttempt
+from leyden.gateway.client_headers import of_refusal
 from leyden.gateway.journal import log_refusal
 from leyden.gateway.road import Arrival, Called, Gateway
 from leyden.traces.recorder import Recorder
@@ -14,13 +15,14 @@ async def refuse(gateway: Gateway, arrival: Arrival, called: Called | None, erro
     """Answer an error in the shape of the dialect, and note it for the runner's diagnosis."""
     refusal = as_refusal(error)
     gateway.metrics.refused(refusal.kind)
-    log_refusal(called.known if called else None, refusal)
+    request_id, headers = of_refusal(arrival.address.dialect, refusal)
+    log_refusal(called.known if called else None, refusal, request_id)
     if called is not None:
         note_refusal(gateway.recorder, called.known, arrival.address.path, refusal)
     if arrival.client.started:
         return
     body = arrival.address.dialect.error_body(str(refusal), refusal.kind, refusal.field, refusal.hint)
-    await arrival.client.json(refusal.status, body)
+    await arrival.client.json(refusal.status, body, headers)
 
 
 def as_refusal(error: LeydenError) -> RequestRefused:

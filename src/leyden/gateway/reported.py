@@ -14,7 +14,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from leyden.base.errors import Conflict, RecordError, RequestRefused
-from leyden.base.records import Call, CallCompletion, CallIntent, Reward, Span, check_id, check_reward
+from leyden.base.records import Call, CallCompletion, CallIntent, LiveOrigin, Reward, Span, check_id, check_reward
 from leyden.gateway.auth import KnownAttempt, Role
 from leyden.gateway.road import Gateway
 from leyden.traces.telemetry.base import Report, ReportedCall, ReportedReward
@@ -87,7 +87,7 @@ class Ingest:
                     waiting += await self._one(page, report, meaning, result)
                 except (RecordError, RequestRefused) as error:
                     result.refuse(report, str(error))
-            await _durable(waiting)
+            await durable(waiting)
             if page.kept:
                 calls, spans = await asyncio.to_thread(self._stored, attempt_id)
                 there = {call.id for call in calls} | {span.id for span in spans}
@@ -164,31 +164,45 @@ class Ingest:
         known, gateway = page.known, self._gateway
         seq = await known.book.take_place(gateway.reader) if before is None else before.seq
         exported = page.role != "attempt" and is_exported(report)
-        attributes: Mapping[str, Any] = report.attributes if exported else {}
-        policy = attributes.get("leyden.policy", told.model)
-        version = attributes.get("leyden.policy_version", known.rollout.policy_versions.get(told.model, 0))
-        service = report.resource.get("service.name", "")
-        intent = CallIntent(
-            call_id=call_id, rollout_id=known.rollout.id, attempt_id=known.attempt.id, seq=seq,
-            digest=blake2b(call_id.encode(), digest_size=16).hexdigest(), occurrence=0, origin="rollout",
-            dialect=DIALECT, alias=told.model[:256], policy=str(policy)[:128],
-            policy_version=version if isinstance(version, int) else 0, engine=f"otlp {service}"[:256], stream=False,
-            request=told.request(), sampling={"asked": {}, "used": dict(told.sampling)}, started_at=report.started_at,
-        )  # fmt: skip
-        raw = [
-            RawChoice(index, None, None, said.finish_reason[:32], said.text) for index, said in enumerate(told.choices)
-        ]
-        tokens = checked(None, raw, told.usage)
-        completion = CallCompletion(
-            call_id=call_id, status="error" if report.failed else "ok",
-            http_status=_status(report) if report.failed else 200,
-            response=told.response() if told.choices or not report.failed else {}, provenance=tokens.provenance,
-            refusal=tokens.refusal, choices=tokens.choices, usage=told.usage, error=report.message or None,
-            latency_ms=max(0.0, report.ended_at - report.started_at) * 1000, ended_at=report.ended_at,
-        )  # fmt: skip
-        waiting = [gateway.recorder.intent(intent), gateway.recorder.completion(completion)]
+        intent, completion = records_of(report, told, call_id, seq=seq, known=known, exported=exported)
+        waiting: list[Future[Any]] = []
+        if gateway.worker[1] > 1:
+            waiting.append(gateway.recorder.numbered_intent(intent, lambda seq: intent.sampling))
+        else:
+            waiting.append(gateway.recorder.intent(intent))
+        waiting.append(gateway.recorder.completion(completion))
         page.calls.add(_as_call(intent, completion))
         return waiting
+
+
+def records_of(
+    report: Report, told: ReportedCall, call_id: str, *, seq: int, exported: bool,
+    known: KnownAttempt | None = None, live: LiveOrigin | None = None,
+) -> tuple[CallIntent, CallCompletion]:  # fmt: skip
+    """A reported call as records: of an attempt, or of live traffic. An exported one keeps its policy."""
+    attributes: Mapping[str, Any] = report.attributes if exported else {}
+    policy = attributes.get("leyden.policy", told.model)
+    pinned = known.rollout.policy_versions.get(told.model, 0) if known is not None else 0
+    version = attributes.get("leyden.policy_version", pinned)
+    service = report.resource.get("service.name", "")
+    intent = CallIntent(
+        call_id=call_id, rollout_id=known.rollout.id if known else None, attempt_id=known.attempt.id if known else None,
+        seq=seq, digest=blake2b(call_id.encode(), digest_size=16).hexdigest(), occurrence=0,
+        origin="rollout" if known else "live", dialect=DIALECT, alias=told.model[:256], policy=str(policy)[:128],
+        policy_version=version if isinstance(version, int) else 0, engine=f"otlp {service}"[:256], stream=False,
+        request=told.request(), sampling={"asked": {}, "used": dict(told.sampling)}, started_at=report.started_at,
+        live=live,
+    )  # fmt: skip
+    raw = [RawChoice(index, None, None, said.finish_reason[:32], said.text) for index, said in enumerate(told.choices)]
+    tokens = checked(None, raw, told.usage)
+    completion = CallCompletion(
+        call_id=call_id, status="error" if report.failed else "ok",
+        http_status=_status(report) if report.failed else 200,
+        response=told.response() if told.choices or not report.failed else {}, provenance=tokens.provenance,
+        refusal=tokens.refusal, choices=tokens.choices, usage=told.usage, error=report.message or None,
+        latency_ms=max(0.0, report.ended_at - report.started_at) * 1000, ended_at=report.ended_at,
+    )  # fmt: skip
+    return intent, completion
 
 
 def _as_call(intent: CallIntent, completion: CallCompletion) -> Call:
@@ -245,7 +259,7 @@ def _restored(page: _Page, report: Report) -> Span:
     )  # fmt: skip
 
 
-async def _durable(waiting: Sequence["Future[None]"]) -> None:
+async def durable(waiting: Sequence["Future[None]"]) -> None:
     """Wait for every row; one that exists was sent before. Raises StoreError."""
     done = await asyncio.gather(*map(asyncio.wrap_future, waiting), return_exceptions=True)
     for outcome in done:

@@ -117,12 +117,18 @@ async def own_attempt(gateway: Gateway, request: Request) -> tuple[Caller, str, 
 
 async def read_raw(gateway: Gateway, request: Request) -> bytes:
     """The body. Raises RequestRefused (413)."""
-    raw = b""
+    limit = gateway.config.gateway.max_body_bytes
+    parts: list[bytes] = []
+    size = 0
     async for part in request.stream():
-        raw += part
-        if len(raw) > gateway.config.gateway.max_body_bytes:
-            raise RequestRefused("the request is too large", status=413, kind="request_too_large")
-    return raw
+        size += len(part)
+        if size > limit:
+            raise RequestRefused(
+                f"the request has more than {limit} bytes", status=413, kind="request_too_large",
+                hint="shorten it, or raise gateway.max_body_bytes",
+            )  # fmt: skip
+        parts.append(part)
+    return b"".join(parts)
 
 
 async def read_body(gateway: Gateway, request: Request, model: type[T]) -> T:

@@ -24,7 +24,7 @@ import orjson
 import uvloop
 
 from leyden.testing import formats
-from leyden.testing.scripted import Behaviour, Reply, prompt_ids
+from leyden.testing.scripted import Behaviour, Reply, prompt_ids, thought
 from leyden.testing.wire import Answer
 
 KEEP_REQUESTS = 1000
@@ -191,7 +191,7 @@ class _Connection(asyncio.Protocol):
             if faults.drop:
                 self.close()
                 return None
-        refused = formats.refusal(behaviour, body) if path.endswith("/completions") else None
+        refused = formats.refusal(behaviour, body) if path.endswith("/completions") else formats.forged(body)
         if refused is not None:
             return self._send_json(400, {"error": {"message": refused, "type": "invalid_request_error"}})
         if behaviour.delay_s == 0 and not body.get("stream"):
@@ -201,7 +201,7 @@ class _Connection(asyncio.Protocol):
     def _make(self, body: Mapping[str, Any]) -> Answer:
         behaviour = self._engine.behaviour
         wanted = (body.get("n") or 1) + behaviour.faults.extra_choices
-        replies: list[Reply] = [behaviour.reply(body) for _ in range(wanted)]
+        replies: list[Reply] = [thought(behaviour.reply(body), body) for _ in range(wanted)]
         asked = formats.asked(behaviour, body)
         return Answer(asked, replies, behaviour.faults, self._engine.next_serial())
 
@@ -232,7 +232,8 @@ class _Connection(asyncio.Protocol):
         faults = behaviour.faults
         assert self._transport is not None
         self._transport.write(
-            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n%b\r\n"
+            % self._limits()
         )
         events = self._events(body, path)
         if faults.error_in_stream:
@@ -259,10 +260,14 @@ class _Connection(asyncio.Protocol):
         cut = self._engine.behaviour.faults.cut_after_bytes
         self._transport.write(
             b"HTTP/1.1 %d X\r\n%bcontent-type: %b\r\ncontent-length: %d\r\n\r\n%b"
-            % (status, more, kind, len(payload), payload[:cut])
+            % (status, more + self._limits(), kind, len(payload), payload[:cut])
         )
         if cut is not None and cut < len(payload):
             self.close()
+
+    def _limits(self) -> bytes:
+        told = self._engine.behaviour.faults.limits
+        return "".join(f"{name}: {value}\r\n" for name, value in told).encode()
 
     def _write_chunk(self, data: bytes) -> None:
         if self._transport is not None and not self._transport.is_closing() and data:

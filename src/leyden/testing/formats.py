@@ -5,6 +5,8 @@ refuses to stream it; OpenAI refuses fields that it does not know; Anthropic has
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from hashlib import blake2b
 from typing import Any, Literal
 
 import orjson
@@ -24,6 +26,8 @@ _OPENAI_FIELDS = frozenset(
 
 def refusal(behaviour: Behaviour, body: Mapping[str, Any]) -> str | None:
     """Why a server of this format refuses the body, None if it does not."""
+    if behaviour.format == "vllm" and body.get("continue_final_message") and body.get("add_generation_prompt", True):
+        return "Cannot set both `continue_final_message` and `add_generation_prompt` to True."
     if behaviour.format == "sglang" and body.get("stream"):
         for flag in ("return_prompt_token_ids", "return_meta_info"):
             if body.get(flag):
@@ -72,10 +76,29 @@ def _sglang_choice(body: Mapping[str, Any], choice: dict[str, Any], answer: dict
     return made
 
 
+def signed(thinking: str) -> dict[str, Any]:
+    """A block of thinking, with a signature that fits nothing else."""
+    signature = blake2b(thinking.encode(), digest_size=12).hexdigest()
+    return {"type": "thinking", "thinking": thinking, "signature": signature}
+
+
+def forged(body: Mapping[str, Any]) -> str | None:
+    """Why Anthropic's API refuses the body: thinking that it has not signed. None if it does not."""
+    for place, message in enumerate(body["messages"]):
+        for index, block in enumerate(message["content"] if isinstance(message["content"], list) else ()):
+            if block.get("type") == "thinking" and block != signed(block.get("thinking", "")):
+                return f"messages.{place}.content.{index}: Invalid `signature` in `thinking` block"
+    return None
+
+
 def message(body: Mapping[str, Any], reply: Reply, serial: int) -> dict[str, Any]:
-    """A whole answer of Anthropic's Messages API."""
+    """A whole answer of Anthropic's Messages API. It thinks where it is asked to, and then also redacts."""
+    if (body.get("thinking") or {}).get("type") not in ("enabled", "adaptive"):
+        reply = replace(reply, reasoning="")
     ids, reason = completion_ids(reply, body.get("max_tokens"))
     content: list[dict[str, Any]] = []
+    if reply.reasoning:
+        content += [signed(reply.reasoning), {"type": "redacted_thinking", "data": f"sealed {serial}"}]
     if reply.text:
         content.append({"type": "text", "text": reply.text.encode()[: len(ids)].decode(errors="ignore")})
     for number, (name, arguments) in enumerate(reply.tool_calls):
@@ -100,6 +123,12 @@ def message_events(answer: Mapping[str, Any]) -> Sequence[bytes]:
         if block["type"] == "text":
             opened: dict[str, Any] = {"type": "text", "text": ""}
             deltas = [{"type": "text_delta", "text": character} for character in block["text"]]
+        elif block["type"] == "thinking":
+            opened = {"type": "thinking", "thinking": "", "signature": ""}
+            deltas = [{"type": "thinking_delta", "thinking": character} for character in block["thinking"]]
+            deltas.append({"type": "signature_delta", "signature": block["signature"]})
+        elif block["type"] == "redacted_thinking":
+            opened, deltas = dict(block), []
         else:
             opened = {**block, "input": {}}
             text = orjson.dumps(block["input"]).decode()

@@ -6,7 +6,7 @@ one).
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 BEGIN, END, FIRST_BYTE = 1, 2, 3
@@ -45,6 +45,8 @@ class Faults:
     """How many requests are failed with `status` before the engine recovers."""
     retry_after_s: int | None = None
     """Sent as `retry-after` beside another status."""
+    limits: tuple[tuple[str, str], ...] = ()
+    """Headers beside every answer, as providers tell their limits."""
     drop: bool = False
     """Close the connection before the first byte."""
     cut_after_bytes: int | None = None
@@ -103,7 +105,7 @@ def prompt_ids(body: Mapping[str, Any]) -> list[int]:
     answer.
 
     An assistant's turn is rendered as it was sampled (`completion_ids`), so a conversation that goes on extends
-    its earlier prompt and answer.
+    its earlier prompt and answer; so does one whose last message is begun (`continue_final_message`).
     """
     prompt = body.get("prompt")
     if isinstance(prompt, list):
@@ -123,7 +125,15 @@ def prompt_ids(body: Mapping[str, Any]) -> list[int]:
         elif message["role"] == "tool":
             said = f"tool {message['tool_call_id']}\n{content}"
         ids += [BEGIN, *text_ids(said), END]
-    return [*ids, BEGIN]
+    return ids[:-1] if body.get("continue_final_message") else [*ids, BEGIN]
+
+
+def thought(reply: Reply, body: Mapping[str, Any]) -> Reply:
+    """The reply as the request lets a model think: not at all, or in so many tokens."""
+    if (body.get("chat_template_kwargs") or {}).get("enable_thinking") is False:
+        return replace(reply, reasoning="")
+    budget = body.get("thinking_token_budget")
+    return reply if budget is None else replace(reply, reasoning=reply.reasoning[:budget])
 
 
 def completion_ids(reply: Reply, max_tokens: int | None) -> tuple[list[int], str]:

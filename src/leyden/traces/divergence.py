@@ -139,6 +139,8 @@ def _between(earlier: Call, later: Call, common: int, decode: Decode | None) -> 
         (pair for pair in choices if np.array_equal(pair[0][:common], later.prompt_ids[:common])), choices[0]
     )
     before = _messages(earlier)
+    if earlier.dialect == "anthropic" and before and before[-1].get("role") == "assistant":
+        before.pop()  # an answer that was begun comes back as one message with what was sampled
     result = divergence(
         ids,
         later.prompt_ids,

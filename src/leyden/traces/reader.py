@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import numpy as np
-from sqlalchemy import Connection, Row, func, select
+from sqlalchemy import Connection, Row, func, select, tuple_
 
 from leyden.base.errors import NotFound, StoreError
 from leyden.base.records import (
@@ -101,19 +101,30 @@ class Reader:
         """The calls of an attempt in order of arrival; empty for an unknown attempt."""
         return self._store.read(lambda connection: _calls(connection, calls.c.attempt_id == attempt_id))
 
-    def next_seq(self, attempt_id: str) -> int:
-        """One more than the highest place in the order of arrival of an attempt's calls."""
-        query = select(func.coalesce(func.max(calls.c.seq) + 1, 0)).where(calls.c.attempt_id == attempt_id)
-        number: int = self._store.read(lambda connection: connection.execute(query).scalar_one())
-        return number
-
-    def next_occurrence(self, attempt_id: str, digest: str) -> int:
-        """How many calls of an attempt have this request digest."""
-        query = select(func.coalesce(func.max(calls.c.occurrence) + 1, 0)).where(
-            calls.c.attempt_id == attempt_id, calls.c.digest == digest
+    def live_calls(
+        self, *, since: float = float("-inf"), until: float = float("inf"), after: tuple[float, str] | None = None,
+        limit: int = 10_000,
+    ) -> list[Call]:  # fmt: skip
+        """Calls of live traffic that started from `since` to `until`, in order of (start, id), at most `limit` of them;
+        `after` is where the page before ended."""
+        place = tuple_(calls.c.started_at, calls.c.call_id)
+        where = [calls.c.started_at >= since, calls.c.started_at <= until]
+        if after is not None:
+            where.append(place > after)
+        query = (
+            select(calls.c.call_id)
+            .join(live_calls, live_calls.c.call_id == calls.c.call_id)
+            .where(*where)
+            .order_by(calls.c.started_at, calls.c.call_id)
+            .limit(limit)
         )
-        number: int = self._store.read(lambda connection: connection.execute(query).scalar_one())
-        return number
+
+        def page(connection: Connection) -> list[Call]:
+            ids = list(connection.execute(query).scalars())
+            found = [call for some in chunks(ids) for call in _calls(connection, calls.c.call_id.in_(some))]
+            return sorted(found, key=lambda call: (call.started_at, call.id))
+
+        return self._store.read(page)
 
     def spans_of(self, attempt_id: str) -> list[Span]:
         """The spans of an attempt in order of start; empty for an unknown attempt."""

@@ -23,6 +23,7 @@ from leyden.base.errors import RecordError
 from leyden.base.records import CallCompletion, CallIntent, Choice, Provenance, Reward, Span, check_reward
 from leyden.store import schema
 from leyden.store.base import Store
+from leyden.traces.numbers import Sampling, insert_numbered
 from leyden.traces.prefixes import Body, Link, Prefixes, Prompt
 from leyden.traces.privacy import KEEP, Privacy
 from leyden.traces.privacy.redact import WITHHELD, redact, strip_tokens
@@ -72,6 +73,30 @@ class Recorder:
     def intent(self, intent: CallIntent) -> "Future[None]":
         """Record that a request is about to be sent. In the future: Conflict for an id or an occurrence that
         exists."""
+        row, done = self._intent_row(intent)
+        if intent.live is None:
+            future = self._store.append(schema.calls, [row])
+        else:
+            live = live_row(intent.call_id, intent.live)
+            future = self._store.append_all([(schema.calls, [row]), (schema.live_calls, [live])])
+        _when_durable(future, done)
+        return future
+
+    def numbered_intent(self, intent: CallIntent, sampling: Sampling) -> "Future[tuple[int, int]]":
+        """The same for a call of an attempt whose place and occurrence are given by the store, and returned; what the
+        intent says of them does not count. `sampling` makes the sampling parameters of the place."""
+        row, done = self._intent_row(intent)
+
+        def kept(seq: int) -> Mapping[str, Any]:
+            made = sampling(seq)
+            return made if self._privacy.redactor is None else self._cleaned(made, True)[0]
+
+        future = self._store.write(lambda connection: insert_numbered(connection, row, kept))
+        _when_durable(future, done)
+        return future
+
+    def _intent_row(self, intent: CallIntent) -> tuple[dict[str, Any], Callable[[], None]]:
+        """(the row of an intent, what to do once it is durable)."""
         allowed = self._allowed(intent.rollout_id)
         request, altered = self._cleaned(intent.request, "request" in allowed)
         if intent.slots:  # what the engine read instead holds what the request held
@@ -88,14 +113,7 @@ class Recorder:
             self._open[intent.call_id] = _Open(attempt_id, allowed, altered)
             if len(self._open) > MAX_OPEN:
                 self._open.popitem(last=False)
-        if intent.live is None:
-            future = self._store.append(schema.calls, [row])
-        else:
-            live = live_row(intent.call_id, intent.live)
-            future = self._store.append_all([(schema.calls, [row]), (schema.live_calls, [live])])
-        if attempt_id is not None:
-            _when_durable(future, lambda: self._prefixes.add_body(attempt_id, body))
-        return future
+        return row, lambda: self._prefixes.add_body(attempt_id, body) if attempt_id is not None else None
 
     def completion(self, completion: CallCompletion) -> "Future[None]":
         """Record how a call ended, with every choice, all or nothing.
@@ -239,7 +257,7 @@ def _suffix(once: str | None) -> str:
     return secrets.token_hex(4) if once is None else blake2b(once.encode(), digest_size=10).hexdigest()
 
 
-def _when_durable(future: "Future[None]", action: Callable[[], None]) -> None:
+def _when_durable(future: "Future[Any]", action: Callable[[], None]) -> None:
     future.add_done_callback(lambda done: action() if done.exception() is None else None)
 
 

@@ -120,6 +120,7 @@ MESSAGE = {
     "id": "msg_1", "type": "message", "role": "assistant", "model": "claude-x",
     "content": [
         {"type": "thinking", "thinking": "Hmm.", "signature": "s"},
+        {"type": "redacted_thinking", "data": "sealed"},
         {"type": "text", "text": "Look: "},
         {"type": "tool_use", "id": "t1", "name": "look", "input": {"q": "\u00e9"}},
         {"type": "tool_use", "id": "t2", "name": "look", "input": {}},
@@ -139,6 +140,7 @@ def events() -> bytes:
         ({"type": "thinking", "thinking": "", "signature": ""}, [
             {"type": "thinking_delta", "thinking": "Hmm."}, {"type": "signature_delta", "signature": "s"},
         ]),
+        ({"type": "redacted_thinking", "data": "sealed"}, []),
         ({"type": "text", "text": ""}, [
             {"type": "text_delta", "text": "Look"}, {"type": "text_delta", "text": ": "},
         ]),
@@ -183,7 +185,7 @@ def test_a_stream_of_events_assembles_into_the_same_answer_as_the_whole_message(
     assert streamed["usage"] == whole["usage"]
     [left], [right] = streamed["choices"], whole["choices"]
     assert left["finish_reason"] == right["finish_reason"]
-    for key in ("content", "reasoning_content", "tool_calls"):
+    for key in ("content", "reasoning_content", "thinking_blocks", "tool_calls"):
         assert left["message"][key] == right["message"][key]
 
 
@@ -191,6 +193,36 @@ def test_a_stream_of_events_assembles_into_the_same_answer_as_the_whole_message(
 def test_where_the_bytes_of_a_stream_are_cut_changes_nothing(cut: int) -> None:
     stream = MessageStream()
     assert stream.feed(events()[:cut]) + stream.feed(events()[cut:]) == MessageStream().feed(events())
+
+
+def test_thinking_that_was_signed_comes_back_through_chat_as_it_was() -> None:
+    said = Anthropic().answer(PATH, dict(MESSAGE))["choices"][0]["message"]
+    asked = {"model": "a", "messages": [*MESSAGES[:2], said, {"role": "tool", "tool_call_id": "t1", "content": "1"}]}
+    sent = Anthropic().body(PATH, asked, None)["messages"]
+    content: Any = MESSAGE["content"]
+    assert sent[-2]["content"] == content, "thinking first, its signature and what is redacted unchanged"
+    unsigned = {**said, "thinking_blocks": None}
+    sent = Anthropic().body(PATH, {**asked, "messages": [*MESSAGES[:2], unsigned]}, None)["messages"]
+    assert [block["type"] for block in sent[-1]["content"]] == ["text", "tool_use", "tool_use"]
+
+
+def test_thinking_between_what_was_said_keeps_its_place_both_ways() -> None:
+    thinking = {"type": "thinking", "thinking": "Hmm.", "signature": "s"}
+    content: list[dict[str, Any]] = [
+        thinking, {"type": "text", "text": "a"}, {**thinking, "signature": "t"},
+        {"type": "tool_use", "id": "t1", "name": "look", "input": {}},
+    ]  # fmt: skip
+    messages = BY_NAME["anthropic"]
+    question = {"role": "user", "content": "x"}
+    asked = {"model": "a", "max_tokens": 9, "messages": [question]}
+    answer = Anthropic().answer(PATH, {**MESSAGE, "content": content})
+    public = messages.public(answer, messages.parse(asked), "call_1")
+    assert public["content"] == content
+    ours = {"type": "thinking", "thinking": "mine", "signature": "reasoning"}
+    history = [question, {"role": "assistant", "content": [ours, *content]}, question]
+    request = messages.parse({**asked, "messages": history})
+    sent = Anthropic().body(PATH, messages.engine_body(request, {"max_tokens": 9}, "a"), request)
+    assert sent["messages"][1]["content"] == content
 
 
 def test_an_error_event_and_broken_json_are_errors_of_the_stream() -> None:

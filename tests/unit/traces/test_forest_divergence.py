@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 from tests.unit.traces.making import ids, make_call
@@ -105,3 +106,17 @@ def test_a_rerendered_turn_is_found_with_its_position_and_partner() -> None:
 
 def test_calls_without_ids_are_passed_over() -> None:
     assert survey([make_call("none", prompt=()), make_call("one", seq=1)]) == []
+
+
+def test_an_answer_that_was_begun_and_comes_back_whole_was_not_rewritten() -> None:
+    begun = [SYSTEM, USER, {"role": "assistant", "content": "It"}]
+    whole = [SYSTEM, USER, {"role": "assistant", "content": "It is"}, MORE]
+    for dialect, kind in (("anthropic", Kind.TEMPLATE), ("openai_chat", Kind.COMPACTION)):
+        calls = [
+            replace(
+                make_call("one", prompt=(5, 1), completions=((2, 3),), request={"messages": begun}), dialect=dialect
+            ),
+            replace(make_call("two", prompt=(5, 12, 3, 9), seq=1, request={"messages": whole}), dialect=dialect),
+        ]
+        [found] = survey(calls)
+        assert (found.kind, found.position) == (kind, 1)

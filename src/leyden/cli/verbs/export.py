@@ -33,6 +33,7 @@ def command(
     form: str = typer.Option(
         "samples", "--format", metavar="FORMAT", help="samples, or otlp: every trace as OpenTelemetry spans, text only."
     ),
+    live: bool = typer.Option(False, "--live", help="With otlp: the calls of live traffic instead of traces."),
     include_dropped: bool = typer.Option(
         False, "--dropped", help="Also write what would not be trained, with the reason."
     ),
@@ -40,6 +41,11 @@ def command(
 ) -> None:
     """Print how many samples and tokens were written, and what was left out and why."""
     settings = read_config(config, override)
+    if live and (form != "otlp" or run):
+        raise ConfigError("--live is for --format otlp without --run: live calls have no run, and are never trained")
+    if live:
+        otlp_file.write_live(settings, out, json_output=json_output)
+        return
     if form == "otlp":
         otlp_file.write(settings, out, run or None, json_output=json_output)
         return

@@ -10,6 +10,7 @@ from typing import Any
 from leyden.base.errors import RequestRefused
 from leyden.gateway.dialects.anthropic_blocks import (
     EXACT,
+    SEALED,
     Conversation,
     blocks_of,
     exact_texts,
@@ -17,11 +18,14 @@ from leyden.gateway.dialects.anthropic_blocks import (
     with_exact,
 )
 from leyden.gateway.dialects.anthropic_stream import MessageTranslator
+from leyden.gateway.dialects.anthropic_thinking import begun, thinking_fields
 from leyden.gateway.dialects.base import (
+    BUDGET,
     Body,
     Capture,
     Earlier,
     ModelRequest,
+    budget_binds,
     is_count,
     is_number,
     only_neutral,
@@ -29,6 +33,7 @@ from leyden.gateway.dialects.base import (
     take,
 )
 from leyden.gateway.dialects.chat_engine import (
+    REASONING_FIELDS,
     ChatEngine,
     check_effort,
     check_format,
@@ -89,6 +94,13 @@ class Anthropic(ChatEngine):
         messages = with_exact(request.engine["messages"], earlier.texts)
         return replace(request, engine={**request.engine, "messages": messages})
 
+    def engine_body(self, request: ModelRequest, used: Mapping[str, Any], model: str) -> Body:
+        """The body for the engine, with `used` sampling parameters."""
+        body = super().engine_body(request, used, model)
+        if BUDGET in body and not budget_binds(request, used):
+            del body[BUDGET]
+        return body
+
     def capture(self, answer: Body) -> Capture:
         """Tokens of an engine's unstreamed answer, and texts that later requests do not bring back."""
         capture = super().capture(answer)
@@ -147,8 +159,7 @@ class Anthropic(ChatEngine):
 
 
 def conversation_fields(body: Body, needs: dict[str, str]) -> tuple[Body, tuple[str, ...]]:
-    """(messages and tools for the engine, which is all that a prompt is made of; what did not reach it as it
-    was). Raises RequestRefused."""
+    """(fields for the engine that a prompt is made of; what did not reach it as it was). Raises RequestRefused."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise RequestRefused(
@@ -160,18 +171,15 @@ def conversation_fields(body: Body, needs: dict[str, str]) -> tuple[Body, tuple[
         conversation.system(body["system"])
     for index, message in enumerate(messages):
         conversation.add(message, f"messages[{index}]")
+    engine: Body = {"messages": conversation.messages, **thinking_fields(body.get("thinking"), needs)}
     if messages[-1]["role"] == "assistant":
-        raise RequestRefused(
-            "the last message is the assistant's; an answer cannot be begun for the model here",
-            field=f"messages[{len(messages) - 1}]", hint="end with a message of the user",
-        )  # fmt: skip
+        engine |= begun(conversation.messages[-1], body.get("thinking"), f"messages[{len(messages) - 1}]")
     if conversation.images is not None:
         needs["images"] = conversation.images
-    engine: Body = {"messages": conversation.messages}
     tools = take(body, "tools", lambda v: isinstance(v, list), "a list of tools", [])
     if tools:
         engine["tools"] = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
-    return engine, ("is_error",) if conversation.errors else ()
+    return engine, conversation.rewrites
 
 
 def _settings(body: Body, needs: dict[str, str]) -> Body:
@@ -205,21 +213,7 @@ def _settings(body: Body, needs: dict[str, str]) -> Body:
     if effort is not None:
         needs["reasoning"] = "output_config.effort"
         engine["reasoning_effort"] = effort
-    _check_thinking(body.get("thinking"), needs)
     return engine
-
-
-def _check_thinking(thinking: Any, needs: dict[str, str]) -> None:
-    kind = thinking.get("type") if isinstance(thinking, dict) else thinking
-    if kind is None or kind == "disabled":
-        return
-    if kind == "adaptive":
-        needs.setdefault("reasoning", "thinking")
-        return
-    raise RequestRefused(
-        f"thinking of type {kind!r} is not supported: no engine here keeps to budget_tokens", field="thinking",
-        hint='send {"type": "adaptive"} for an engine with the feature "reasoning", or {"type": "disabled"}',
-    )  # fmt: skip
 
 
 def _asked(body: Body) -> dict[str, Any]:
@@ -265,8 +259,12 @@ def _usage(answer: Mapping[str, Any]) -> Body:
 
 def _piece(block: Body, index: int) -> Body:
     """A block as the delta that would give it."""
-    if block["type"] == "thinking":
-        return {"index": 0, "delta": {block.get("signature") or "reasoning_content": block["thinking"]}}
+    if block["type"] in SEALED:
+        signature = block.get("signature")
+        delta: Body = {"reasoning_content": block.get("thinking") or "", "thinking_blocks": [block]}
+        if signature in REASONING_FIELDS:
+            delta = {signature: block["thinking"]}
+        return {"index": 0, "delta": delta}
     if block["type"] == "text":
         return {"index": 0, "delta": {"content": block["text"]}}
     function = {"name": block["name"], "arguments": plain(block["input"])}

@@ -18,6 +18,8 @@ EXACT = "leyden_arguments"
 """Field of an answer with the text of arguments whose object alone does not give it back."""
 MAX_EXACT_INT = 2**53
 """Whole numbers from here on change when a program in JavaScript reads and writes them."""
+SEALED = ("thinking", "redacted_thinking")
+"""Blocks that only the provider which wrote them can check; one of ours has the engine's field as its signature."""
 _IGNORED = frozenset({"type", "cache_control"})
 
 
@@ -31,6 +33,14 @@ class Conversation:
         """Where the last image is."""
         self.errors = False
         """Whether a tool_result says `is_error`, for which engines have no field."""
+        self.sealed = False
+        """Whether a turn holds redacted thinking, which no engine can read."""
+
+    @property
+    def rewrites(self) -> tuple[str, ...]:
+        """What engines have no field for."""
+        said = {"is_error": self.errors, "redacted_thinking": self.sealed}
+        return tuple(name for name, there in said.items() if there)
 
     def system(self, given: Any) -> None:
         """The `system` field. Raises RequestRefused."""
@@ -96,12 +106,14 @@ class Conversation:
                 signature = block.get("signature")
                 name = signature if signature in REASONING_FIELDS else REASONING_FIELDS[0]
                 turn[name] = turn.get(name, "") + block["thinking"]
+            elif kind == "redacted_thinking" and isinstance(block.get("data"), str):
+                self.sealed = True
             elif kind == "tool_use":
                 turn.setdefault("tool_calls", []).append(_call(block, field))
             else:
                 raise RequestRefused(
                     f"{field} is of type {kind!r}, which is not supported or incomplete", field=field,
-                    hint="an assistant's blocks are of type text, thinking and tool_use",
+                    hint="an assistant's blocks are of type text, thinking, redacted_thinking and tool_use",
                 )  # fmt: skip
         self.messages.append(turn)
 
@@ -226,10 +238,12 @@ def id_of(call: Mapping[str, Any], index: int) -> str:
 
 def blocks_of(message: Mapping[str, Any]) -> list[Body]:
     """What an engine said as blocks: thinking, text, tool_use. The signature says under which name the engine
-    gives reasoning, so that it gets it back so."""
-    blocks: list[Body] = []
+    gives reasoning, so that it gets it back so; blocks that a provider signed are given as they came."""
+    if message.get("content_blocks"):
+        return list(message["content_blocks"])
+    blocks: list[Body] = list(message.get("thinking_blocks") or ())
     name, reasoning = reasoning_of(message)
-    if reasoning:
+    if reasoning and not blocks:
         blocks.append({"type": "thinking", "thinking": reasoning, "signature": name})
     content, calls = message.get("content"), message.get("tool_calls") or ()
     if content or (content is not None and not calls):

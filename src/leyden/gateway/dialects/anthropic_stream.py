@@ -39,6 +39,8 @@ class MessageTranslator:
                 self._go_on("thinking", {"type": "thinking", "thinking": "", "signature": ""}, out)
                 self._signature = name
                 out.append(self._delta({"type": "thinking_delta", "thinking": reasoning}))
+            for block in delta.get("thinking_blocks") or ():
+                self._sealed(block, out)
             if delta.get("content"):
                 self._go_on("text", {"type": "text", "text": ""}, out)
                 out.append(self._delta({"type": "text_delta", "text": delta["content"]}))
@@ -79,6 +81,15 @@ class MessageTranslator:
             out.append(self._delta({"type": "signature_delta", "signature": self._signature}))
         out.append(_event("content_block_stop", index=self._index))
         self._kind = self._call = None
+
+    def _sealed(self, block: Body, out: list[bytes]) -> None:
+        """A block that a provider has finished: the thinking is out, its signature is to come; or all is hidden."""
+        if block.get("type") == "thinking":
+            self._go_on("thinking", {"type": "thinking", "thinking": "", "signature": ""}, out)
+            self._signature = block.get("signature") or ""
+        else:
+            self._begin("sealed", block, out)
+        self._close(out)
 
     def _tool(self, call: Body, out: list[bytes]) -> None:
         function = call.get("function") or {}

@@ -59,8 +59,11 @@ SAMPLING = ("temperature", "top_p", "max_tokens", "seed", "stop", "n")
 """Names of sampling parameters in records and towards engines."""
 
 
-FEATURES = ("response_format", "images", "reasoning")
+FEATURES = ("response_format", "images", "reasoning", "thinking_budget")
 """What `policies.NAME.engine_features` may list, since no probe can tell it."""
+
+BUDGET = "thinking_token_budget"
+"""Field of an engine's request: the most tokens of thinking."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,6 +211,12 @@ def event_bytes(body: Mapping[str, object], name: str = "") -> bytes:
 def is_number(value: object) -> bool:
     """A JSON number that is not a boolean."""
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def budget_binds(request: ModelRequest, used: Mapping[str, Any]) -> bool:
+    """Whether an answer of `used` tokens could think more than the request allows."""
+    budget = request.engine.get(BUDGET)
+    return budget is not None and budget < used.get("max_tokens", budget + 1)
 
 
 def is_count(value: object) -> bool:

@@ -191,12 +191,14 @@ class ChunkTranslator:
 
 
 def merge_delta(into: Body, delta: Mapping[str, Any]) -> None:
-    """Add a streamed delta: strings grow, tool calls are merged by index, anything else is replaced."""
+    """Add a streamed delta: strings and thinking blocks grow, tool calls are merged by index, else it is replaced."""
     for key, value in delta.items():
         if value is None:
             into.setdefault(key, None)
         elif key == "tool_calls":
             merge_tool_calls(into.setdefault("tool_calls", []), value)
+        elif key == "thinking_blocks":
+            into.setdefault(key, []).extend(value)
         elif key != "role" and isinstance(value, str) and isinstance(into.get(key), str):
             into[key] += value
         else:

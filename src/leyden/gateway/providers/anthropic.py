@@ -1,16 +1,21 @@
 """Anthropic's Messages API as a provider: chat requests into messages, answers and streams back into chat.
 
 A chat request that Messages cannot honour (`n` above 1, `logprobs`, a seed that the harness sent, a response format)
-is refused by name before anything is sent. Reasoning of earlier turns is not sent again: the API wants its own
-signature beside it, which chat does not carry. The answer's thinking is given as `reasoning_content`.
+is refused by name before anything is sent. The answer's thinking is given as `reasoning_content`, and as it came, with
+its signature, in `thinking_blocks`. Thinking of earlier turns is sent again only as such a block, unchanged, since the
+API wants its own signature beside it; what another engine has thought is left out. A harness that speaks Messages has
+its `thinking` and `output_config` passed on; an answer that it has begun goes on.
 """
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import orjson
 
 from leyden.base.errors import RequestRefused
+from leyden.gateway.dialects.anthropic_blocks import SEALED
 from leyden.gateway.dialects.base import Body, ModelRequest
+from leyden.gateway.dialects.chat_engine import REASONING_FIELDS
 
 API_VERSION = "2023-06-01"
 DEFAULT_MAX_TOKENS = 4096
@@ -19,6 +24,8 @@ _REASONS = {
     "end_turn": "stop", "stop_sequence": "stop", "pause_turn": "stop", "max_tokens": "length",
     "model_context_window_exceeded": "length", "tool_use": "tool_calls", "refusal": "content_filter",
 }  # fmt: skip
+_ORDER = {"text": 1, "tool_use": 2}
+"""Blocks that come after thinking where nothing else is said."""
 
 
 class Anthropic:
@@ -44,13 +51,14 @@ class Anthropic:
             raise _refused(path, "is no Messages API; call chat/completions", field="model")
         if body.get("n", 1) != 1:
             raise _refused(f"n is {body['n']}", "send n requests instead", field="n")
-        if body.get("response_format") and body["response_format"].get("type") != "text":
+        own = request.body if request is not None and request.dialect == "anthropic" else None
+        if own is None and body.get("response_format") and body["response_format"].get("type") != "text":
             raise _refused("response_format", "ask for the format in the prompt", field="response_format")
         if request is not None and request.logprobs_wanted:
             raise _refused("logprobs", "leave logprobs out", field="logprobs")
         if body.get("seed") is not None:
             raise _refused("seed", "leave seed out", field="seed")
-        system, messages = _messages(body.get("messages") or [])
+        system, messages = _messages(body.get("messages") or [], _sealed(own))
         sent: Body = {
             "model": body["model"],
             "messages": messages,
@@ -69,25 +77,30 @@ class Anthropic:
             sent["tool_choice"] = _tool_choice(body.get("tool_choice"), body.get("parallel_tool_calls"))
         if body.get("stream"):
             sent["stream"] = True
-        return sent
+        return sent | _thought(body, own)
 
     def answer(self, path: str, answer: Body) -> Body:
         """A message as a chat completion."""
         texts: list[str] = []
         thoughts: list[str] = []
+        sealed: list[Body] = []
         calls: list[Body] = []
         for block in answer.get("content") or ():
             kind = block.get("type")
             if kind == "text":
                 texts.append(block.get("text") or "")
-            elif kind == "thinking":
+            elif kind in SEALED:
                 thoughts.append(block.get("thinking") or "")
+                sealed.append(block)
             elif kind == "tool_use":
                 arguments = orjson.dumps(block.get("input") or {}).decode()
                 calls.append(_call(block.get("id"), block.get("name"), arguments))
         message: Body = {"role": "assistant", "content": "".join(texts) if texts or not calls else None}
-        if thoughts:
-            message["reasoning_content"] = "".join(thoughts)
+        if sealed:
+            message |= {"reasoning_content": "".join(thoughts), "thinking_blocks": sealed}
+            kinds = [_ORDER.get(block.get("type"), 0) for block in answer["content"]]
+            if kinds != sorted(kinds):
+                message["content_blocks"] = answer["content"]  # it thought between what it said
         if calls:
             message["tool_calls"] = calls
         reason = _reason(answer.get("stop_reason"))
@@ -114,6 +127,7 @@ class MessageStream:
         self._head: Body = {"object": "chat.completion.chunk", "created": 0}
         self._usage: Body = {}
         self._num_calls = 0
+        self._thought: Body | None = None
 
     def feed(self, data: bytes) -> bytes:
         """Chunks that follow from these bytes."""
@@ -147,6 +161,9 @@ class MessageStream:
                 return self._block(event.get("content_block") or {})
             case "content_block_delta":
                 return self._delta(event.get("delta") or {})
+            case "content_block_stop" if self._thought is not None:
+                block, self._thought = self._thought, None
+                return [self._chunk({"thinking_blocks": [block]})]
             case "message_delta":
                 self._usage.update({k: v for k, v in (event.get("usage") or {}).items() if v is not None})
                 reason = (event.get("delta") or {}).get("stop_reason")
@@ -159,6 +176,9 @@ class MessageStream:
         return []  # ping, content_block_stop and what later versions add
 
     def _block(self, block: Body) -> list[bytes]:
+        if block.get("type") in SEALED:
+            self._thought = dict(block)
+            return []
         if block.get("type") == "tool_use":
             call = {**_call(block.get("id"), block.get("name"), ""), "index": self._num_calls}
             self._num_calls += 1
@@ -170,17 +190,55 @@ class MessageStream:
             case "text_delta":
                 return [self._chunk({"content": delta.get("text") or ""})]
             case "thinking_delta":
+                self._grow("thinking", delta)
                 return [self._chunk({"reasoning_content": delta.get("thinking") or ""})]
+            case "signature_delta":
+                self._grow("signature", delta)
             case "input_json_delta":
                 grown = {"index": self._num_calls - 1, "function": {"arguments": delta.get("partial_json") or ""}}
                 return [self._chunk({"tool_calls": [grown]})]
         return []
 
+    def _grow(self, name: str, delta: Body) -> None:
+        if self._thought is not None:
+            self._thought[name] = (self._thought.get(name) or "") + (delta.get(name) or "")
+
     def _chunk(self, delta: Body, reason: str | None = None) -> bytes:
         return _sse({**self._head, "choices": [{"index": 0, "delta": delta, "finish_reason": reason}]})
 
 
-def _messages(messages: list[Body]) -> tuple[str, list[Body]]:
+def _sealed(own: Body | None) -> Iterator[list[Body]] | None:
+    """Of each of the assistant's messages as a harness sent them: all its blocks in their order if a provider signed
+    thinking among them, since none may be moved then; else nothing."""
+    if own is None:
+        return None
+    turns = [message["content"] for message in own["messages"] if message["role"] == "assistant"]
+    return iter([_signed(turn, turn) if isinstance(turn, list) else [] for turn in turns])
+
+
+def _signed(blocks: Sequence[Body], around: Sequence[Body] = ()) -> list[Body]:
+    """The blocks that a provider signed; with those `around` them, if there are any."""
+    ours = (None, "", *REASONING_FIELDS)
+    foreign = [
+        block for block in blocks
+        if block.get("type") in SEALED and (block.get("data") or block.get("signature") not in ours)
+    ]  # fmt: skip
+    if foreign and around:
+        foreign = [block for block in around if block.get("type") not in SEALED or block in foreign]
+    return [{key: value for key, value in block.items() if key != "cache_control"} for block in foreign]
+
+
+def _thought(body: Body, own: Body | None) -> Body:
+    """Fields about thinking: those of a harness that speaks Messages, else what chat says of it."""
+    if own is not None:
+        return {key: own[key] for key in ("thinking", "output_config") if own.get(key) is not None}
+    effort = body.get("reasoning_effort")
+    if effort in ("none", "minimal"):
+        raise _refused(f"reasoning_effort {effort!r}", "ask for low or more, or leave it out", field="reasoning_effort")
+    return {"output_config": {"effort": effort}} if effort is not None else {}
+
+
+def _messages(messages: list[Body], sealed: Iterator[list[Body]] | None) -> tuple[str, list[Body]]:
     """(system text, messages). Neighbours of one role become one message: the API wants them to alternate."""
     system: list[str] = []
     made: list[Body] = []
@@ -190,6 +248,9 @@ def _messages(messages: list[Body]) -> tuple[str, list[Body]]:
             system.append(_text(message.get("content"), where))
             continue
         blocks = _blocks(message, where)
+        if role == "assistant":
+            whole = next(sealed) if sealed else []
+            blocks = whole or [*_signed(message.get("thinking_blocks") or ()), *blocks]
         side = "assistant" if role == "assistant" else "user"
         if made and made[-1]["role"] == side:
             made[-1]["content"] += blocks

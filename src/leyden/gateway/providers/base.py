@@ -36,6 +36,10 @@ class Response(Protocol):
         """HTTP status."""
 
     @property
+    def headers(self) -> Mapping[str, str]:
+        """Headers."""
+
+    @property
     def content(self) -> Content:
         """The body."""
 
@@ -126,6 +130,11 @@ class Translated:
     def status(self) -> int:
         """HTTP status."""
         return self._inner.status
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Headers."""
+        return self._inner.headers
 
     @property
     def content(self) -> "Translated":

@@ -3,7 +3,7 @@
 import time
 from email.utils import parsedate_to_datetime
 
-from leyden.base.errors import ProviderError
+from leyden.base.errors import EngineUnreachable, ProviderError
 from leyden.gateway.providers.base import Provider
 from leyden.gateway.stream import read_json
 
@@ -70,7 +70,7 @@ def told(error: BaseException) -> tuple[int, str, float | None]:
     """(status, kind, seconds to wait) of what a client is told about an engine's or a provider's failure."""
     if isinstance(error, ProviderError):
         return error.http_status, error.kind, error.retry_after_s
-    return 502, "engine_error", None
+    return 502, "engine_unreachable" if isinstance(error, EngineUnreachable) else "engine_error", None
 
 
 def _message(raw: bytes) -> str:

@@ -21,7 +21,8 @@ class SGLang(VLLM):
 
     def body(self, path: str, body: Body, request: ModelRequest | None) -> Body:
         """The same, with its own names for what must be returned, and never as a stream."""
-        sent = {key: value for key, value in body.items() if key not in ("stream", "stream_options")}
+        # It has no add_generation_prompt: a message that goes on is left out of the template and put behind it.
+        sent = {k: v for k, v in body.items() if k not in ("stream", "stream_options", "add_generation_prompt")}
         if path == "chat/completions" and sent.pop("return_token_ids", False):
             sent.update(return_prompt_token_ids=True, return_meta_info=True, logprobs=True)
         return sent

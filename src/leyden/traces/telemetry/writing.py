@@ -47,8 +47,8 @@ class _Writer:
     def __init__(self, trace: Trace, spans: Any) -> None:
         self._trace = trace
         self._spans = spans
-        self._trace_id = _digest(trace.attempt.id, 16)
-        self._root = _digest(trace.attempt.id, 8)
+        self._trace_id = digest(trace.attempt.id, 16)
+        self._root = digest(trace.attempt.id, 8)
         self._by_call: dict[str | None, list[Reward]] = {}
         for reward in trace.rewards:
             self._by_call.setdefault(reward.call_id, []).append(reward)
@@ -65,7 +65,7 @@ class _Writer:
 
     def _add(self, record: str, record_id: str, name: str, start_s: float, end_s: float) -> WireSpan:
         wire: WireSpan = self._spans.add(trace_id=self._trace_id, name=name, kind=WireSpan.SPAN_KIND_INTERNAL)
-        wire.span_id = self._root if record == "attempt" else _digest(record_id, 8)
+        wire.span_id = self._root if record == "attempt" else digest(record_id, 8)
         if record != "attempt":
             wire.parent_span_id = self._root
         wire.start_time_unix_nano, wire.end_time_unix_nano = nanoseconds(start_s), nanoseconds(end_s)
@@ -91,12 +91,7 @@ class _Writer:
     def _call(self, call: Call) -> None:
         ended_at = call.started_at + call.latency_ms / 1000
         wire = self._add("call", call.id, f"chat {call.alias}", call.started_at, ended_at)
-        wire.kind = WireSpan.SPAN_KIND_CLIENT
-        add_attributes(wire.attributes, _about(call))
-        add_attributes(wire.attributes, _content(call))
-        if call.status != "ok":
-            wire.status.code, wire.status.message = Status.STATUS_CODE_ERROR, call.error or call.status
-            add_attributes(wire.attributes, {"error.type": str(call.http_status or call.status)})
+        write_call(wire, call)
         self._rewards(wire, self._by_call.get(call.id, ()), call.id)
 
     def _span(self, span: Span) -> None:
@@ -111,7 +106,7 @@ class _Writer:
         if _has_otel(span):
             parent = self._by_otel.get(span.attributes[OTEL].get("parent_span_id"))
             if parent is not None and parent != span.id:
-                wire.parent_span_id = _digest(parent, 8)
+                wire.parent_span_id = digest(parent, 8)
 
     @staticmethod
     def _rewards(wire: WireSpan, rewards: Iterable[Reward], of_call: str | None = None) -> None:
@@ -121,6 +116,16 @@ class _Writer:
             told = {"name": reward.name, "value": reward.value, "source": reward.source}
             named = {} if reward.call_id == of_call else {"call": reward.call_id}
             add_attributes(event.attributes, told | named)
+
+
+def write_call(wire: WireSpan, call: Call) -> None:
+    """What the convention says of a call, into a span that has ids, name and times."""
+    wire.kind = WireSpan.SPAN_KIND_CLIENT
+    add_attributes(wire.attributes, _about(call))
+    add_attributes(wire.attributes, _content(call))
+    if call.status != "ok":
+        wire.status.code, wire.status.message = Status.STATUS_CODE_ERROR, call.error or call.status
+        add_attributes(wire.attributes, {"error.type": str(call.http_status or call.status)})
 
 
 def _about(call: Call) -> dict[str, Any]:
@@ -192,5 +197,6 @@ def _has_otel(span: Span) -> bool:
     return isinstance(span.attributes.get(OTEL), Mapping)
 
 
-def _digest(text: str, num_bytes: int) -> bytes:
+def digest(text: str, num_bytes: int) -> bytes:
+    """An id of OTLP that follows from one of ours."""
     return blake2b(text.encode(), digest_size=num_bytes).digest()

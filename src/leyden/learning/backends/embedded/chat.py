@@ -15,7 +15,9 @@ from typing import Any, Literal
 from jinja2 import TemplateError
 
 from leyden.base.errors import ModelUnusable, RequestRefused
+from leyden.learning.backends.embedded import thinking
 from leyden.learning.backends.embedded.model import LoadedModel
+from leyden.learning.backends.embedded.thinking import PLAIN, Style, Thinks
 from leyden.learning.backends.embedded.tools import CLOSE, OPEN
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -29,6 +31,8 @@ _PROBE_TOOL = {
     },
 }
 _PROBE_THOUGHT = "leyden probe"
+_MARK = "leydengoeson"
+"""Stands behind a begun answer while it is rendered, to find where it ends."""
 HERMES = (
     "You may call functions to help with the request. Their signatures, one JSON object a line:\n"
     "<tools>\n{tools}\n</tools>\n"
@@ -52,6 +56,8 @@ class ChatPrompt:
     """Who rendered tools: the template, or the fallback because the template ignores them."""
     num_shared: int = 0
     """Ids at its beginning that are those served before, not encoded anew; see `splice`."""
+    thinks: Thinks = "no"
+    """Whether thoughts are to be separated from the answer."""
 
 
 class ChatFormat:
@@ -60,6 +66,7 @@ class ChatFormat:
     def __init__(self, loaded: LoadedModel) -> None:
         self.loaded = loaded
         self.template_knows_tools = self._knows_tools()
+        self.template_knows_thinking = self._knows_thinking()
 
     def _knows_tools(self) -> bool:
         messages = [{"role": "user", "content": "probe"}]
@@ -68,6 +75,17 @@ class ChatFormat:
         except (TemplateError, TypeError, KeyError, ValueError):
             # A template that stumbles over a plain tool cannot be relied on with tools.
             return False
+
+    def _knows_thinking(self) -> bool:
+        """Whether the template has a switch for thinking, and the tags of thoughts survive as text."""
+        messages = [{"role": "user", "content": "probe"}]
+        try:
+            switches: list[dict[str, Any]] = [dict(Style(thinking=value).switches) for value in (True, False)]
+            on, off = (self.loaded.render(messages, **one) for one in switches)
+        except (TemplateError, TypeError, KeyError, ValueError):
+            return False
+        tags = thinking.OPEN + thinking.CLOSE
+        return on != off and self.loaded.decode(self.loaded.encode(tags), skip_special=True) == tags
 
     def strips_reasoning(self) -> bool:
         """Whether the template leaves out what earlier turns thought. Raises RequestRefused."""
@@ -78,21 +96,66 @@ class ChatFormat:
         ]
         return _PROBE_THOUGHT not in self.render_checked(turns, None, add_generation_prompt=True)
 
-    def encode(self, messages: Any, tools: Sequence[Message] | None = None, tool_choice: Any = None) -> ChatPrompt:
-        """The prompt for the next assistant turn. Raises RequestRefused."""
+    def encode(
+        self, messages: Any, tools: Sequence[Message] | None = None, tool_choice: Any = None, style: Style = PLAIN
+    ) -> ChatPrompt:
+        """The prompt for the next assistant turn, or for the rest of one. Raises RequestRefused."""
         check_tool_choice(tool_choice, tools)
-        return self.encode_checked(check_messages(messages), tools)[0]
+        return self.encode_checked(check_messages(messages), tools, style)[0]
 
-    def encode_checked(self, checked: list[dict[str, Any]], tools: Sequence[Message] | None) -> tuple[ChatPrompt, str]:
+    def encode_checked(
+        self, checked: list[dict[str, Any]], tools: Sequence[Message] | None, style: Style = PLAIN
+    ) -> tuple[ChatPrompt, str]:
         """(the prompt of messages from `check_messages`, its text). Raises RequestRefused."""
-        text, rendering = self._render(checked, tools, add_generation_prompt=True)
-        return ChatPrompt(self.loaded.encode(text), self._hash(rendering, tools), rendering), text
+        if style.thinking and not self.template_knows_thinking:
+            raise RequestRefused(
+                f"the chat template of {self.loaded.source} has no switch for thinking; leave thinking out, or set "
+                "policies.NAME.chat_template to one that reads enable_thinking",
+                field="chat_template_kwargs",
+            )
+        if style.begun:
+            text, rendering = self._begun(checked, tools, style)
+        else:
+            text, rendering = self._render(checked, tools, add_generation_prompt=True, style=style)
+        thinks: Thinks = "no"
+        if style.thinking:
+            thinks = "begun" if text.rstrip().endswith(thinking.OPEN) else "may"
+        prompt = ChatPrompt(self.loaded.encode(text), self._hash(rendering, tools), rendering, thinks=thinks)
+        return prompt, text
 
     def render_checked(
-        self, checked: list[dict[str, Any]], tools: Sequence[Message] | None, *, add_generation_prompt: bool
+        self,
+        checked: list[dict[str, Any]],
+        tools: Sequence[Message] | None,
+        *,
+        add_generation_prompt: bool,
+        style: Style = PLAIN,
     ) -> str:
         """The text of messages from `check_messages`. Raises RequestRefused."""
-        return self._render(checked, tools, add_generation_prompt=add_generation_prompt)[0]
+        return self._render(checked, tools, add_generation_prompt=add_generation_prompt, style=style)[0]
+
+    def _begun(
+        self, checked: list[dict[str, Any]], tools: Sequence[Message] | None, style: Style
+    ) -> tuple[str, Literal["template", "hermes"]]:
+        """The text up to the end of the last message, which the answer goes on with. Raises RequestRefused."""
+        last = checked[-1]
+        content = last["content"]
+        if last["role"] != "assistant" or last.get("tool_calls") or not content or content != content.rstrip():
+            raise RequestRefused(
+                "continue_final_message needs a last message of the assistant that is text, is not empty and does "
+                f"not end in white space; it is of role {last['role']!r} and ends {content[-20:]!r}",
+                field="continue_final_message",
+            )
+        marked = [*checked[:-1], {**last, "content": content + _MARK}]
+        whole, rendering = self._render(marked, tools, add_generation_prompt=False, style=style)
+        text, found, _ = whole.rpartition(_MARK)
+        if not found or _MARK in text or not text.endswith(content):
+            raise RequestRefused(
+                f"the chat template of {self.loaded.source} does not show the begun answer {content[:40]!r} as it is, "
+                "so it cannot go on; end with a message of the user",
+                field="continue_final_message",
+            )
+        return text, rendering
 
     def encode_demo(self, messages: Sequence[Message]) -> tuple[list[int], int]:
         """(ids, prompt_len): ids[:prompt_len] is what generation would have read, the rest the last assistant
@@ -128,14 +191,21 @@ class ChatFormat:
         return prompt + turn[: end + 1], len(prompt)
 
     def _render(
-        self, messages: list[dict[str, Any]], tools: Sequence[Message] | None, *, add_generation_prompt: bool
+        self,
+        messages: list[dict[str, Any]],
+        tools: Sequence[Message] | None,
+        *,
+        add_generation_prompt: bool,
+        style: Style = PLAIN,
     ) -> tuple[str, Literal["template", "hermes"]]:
         speaks_tools = bool(tools) or any(m["role"] == "tool" or m.get("tool_calls") for m in messages)
         rendering: Literal["template", "hermes"] = "template"
         if speaks_tools and not self.template_knows_tools:
             messages, tools, rendering = to_hermes(messages, tools or ()), None, "hermes"
         try:
-            text = self.loaded.render(messages, tools=tools, add_generation_prompt=add_generation_prompt)
+            text = self.loaded.render(
+                messages, tools=tools, add_generation_prompt=add_generation_prompt, **style.switches
+            )
         except (TemplateError, TypeError, KeyError, ValueError) as error:
             raise RequestRefused(
                 f"the chat template of {self.loaded.source} cannot render these messages: {error}; change "

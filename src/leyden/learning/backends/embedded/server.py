@@ -28,8 +28,8 @@ from leyden.learning.backends.embedded.chat import ChatFormat
 from leyden.learning.backends.embedded.requests import Delta, SamplingRequest, Ticket
 from leyden.learning.backends.embedded.sampler import Sampler
 from leyden.learning.backends.embedded.splice import Splicer, Turn
-from leyden.learning.backends.embedded.tools import ToolStream
-from leyden.learning.backends.embedded.wire import Answer, Piece, Wishes, error_body, read
+from leyden.learning.backends.embedded.thinking import Speech, Thinks, style_of
+from leyden.learning.backends.embedded.wire import Answer, Piece, Wishes, error_body, read, tools_of
 
 START_TIMEOUT_S = 30.0  # that `start` waits for the server to listen
 ATTEMPT_HEADER = "x-leyden-attempt"
@@ -91,6 +91,7 @@ class _Job:
     parser: str
     headers: dict[str, str]
     turn: Turn | None
+    thinks: Thinks
 
 
 class EngineServer:
@@ -197,19 +198,19 @@ class EngineServer:
     async def _chat_completions(self, request: Request) -> Response:
         body, version = await self._body(request)
         wishes, make = read(body, chat=True, default_max_tokens=self.default_max_tokens, version=version)
-        tools, choice = _tools_of(body), body.get("tool_choice")
-        # Rendering and encoding a long conversation takes milliseconds, in which other clients should be
-        # heard.
+        tools, choice = tools_of(body), body.get("tool_choice")
+        asked = (body.get("messages"), tools, choice, style_of(body))
+        # Rendering and encoding a long conversation takes milliseconds, in which other clients should be heard.
         attempt = request.headers.get(ATTEMPT_HEADER, "")
         turn: Turn | None = None
         if self.splicer is not None and attempt:
-            prepared = await asyncio.to_thread(self.splicer.prepare, attempt, body.get("messages"), tools, choice)
+            prepared = await asyncio.to_thread(self.splicer.prepare, attempt, *asked)
             turn, prompt = Turn(self.splicer, attempt, prepared), prepared.prompt
         else:
-            prompt = await asyncio.to_thread(self.chat.encode, body.get("messages"), tools, choice)
+            prompt = await asyncio.to_thread(self.chat.encode, *asked)
         headers = {"x-leyden-template": prompt.template_hash, "x-leyden-rendering": prompt.rendering}
         parser = self.tool_parser if tools and choice != "none" else "none"
-        return await self._answer(request, body, wishes, [prompt.ids], make, parser, headers, turn)
+        return await self._answer(request, body, wishes, [prompt.ids], make, parser, headers, turn, prompt.thinks)
 
     async def _completions(self, request: Request) -> Response:
         body, version = await self._body(request)
@@ -220,7 +221,7 @@ class EngineServer:
     async def _tokenize(self, request: Request) -> Response:
         """How many tokens a chat would be, as vLLM's server tells it."""
         body, _ = await self._body(request)
-        prompt = await asyncio.to_thread(self.chat.encode, body.get("messages"), _tools_of(body))
+        prompt = await asyncio.to_thread(self.chat.encode, body.get("messages"), tools_of(body), None, style_of(body))
         longest = self.sampler.loaded.max_context
         return _json({"count": len(prompt.ids), "max_model_len": longest, "tokens": prompt.ids})
 
@@ -265,6 +266,7 @@ class EngineServer:
         parser: str,
         headers: dict[str, str],
         turn: Turn | None = None,
+        thinks: Thinks = "no",
     ) -> Response:
         requests = [make(ids) for ids in prompts]
         num_choices = sum(r.num_choices for r in requests)
@@ -272,7 +274,7 @@ class EngineServer:
             raise RequestRefused(f"{num_choices} choices are more than {MAX_CHOICES}; send fewer prompts", field="n")
         answer = Answer(wishes, body["model"], prompts, self._token_text)
         answer.is_spliced = turn is not None and turn.prepared.skip is None
-        job = _Job(answer, requests, num_choices, parser, headers, turn)
+        job = _Job(answer, requests, num_choices, parser, headers, turn, thinks)
         mailbox = self._send(job)
         if wishes.stream:
             return StreamingResponse(self._stream(job, mailbox), media_type="text/event-stream", headers=headers)
@@ -314,12 +316,12 @@ class EngineServer:
         finally:
             left.cancel()
             mailbox.cancel()
-        pieces = [self._piece(job, deltas[i], ToolStream(job.parser)) for i in range(job.num_choices)]
+        pieces = [self._piece(job, deltas[i], Speech(job.parser, job.thinks)) for i in range(job.num_choices)]
         return _json(job.answer.whole(pieces), headers=job.headers)
 
     async def _stream(self, job: _Job, mailbox: _Mailbox) -> AsyncIterator[bytes]:
         answer = job.answer
-        streams = [ToolStream(job.parser) for _ in range(job.num_choices)]
+        streams = [Speech(job.parser, job.thinks) for _ in range(job.num_choices)]
         num_open, num_sampled = job.num_choices, 0
         try:
             if answer.wishes.chat:
@@ -345,14 +347,13 @@ class EngineServer:
             # Also on GeneratorExit: the client has gone, so its slots are wanted by others.
             mailbox.cancel()
 
-    def _piece(self, job: _Job, delta: Delta, tools: ToolStream) -> Piece:
-        parsed = tools.push(delta.text)
-        piece = Piece(delta.choice, parsed.content, parsed.calls, delta.ids, delta.logprobs)
+    def _piece(self, job: _Job, delta: Delta, speech: Speech) -> Piece:
+        thought, parsed = speech.push(delta.text, last=delta.finish_reason is not None)
+        piece = Piece(delta.choice, parsed.content, parsed.calls, delta.ids, delta.logprobs, reasoning=thought)
         piece.finish_reason, piece.stop_reason = delta.finish_reason, delta.stop_reason
         if delta.finish_reason is not None:
-            piece.text += tools.finish().content
-            self.num_malformed_tool_calls += tools.num_malformed
-            if tools.num_calls and delta.finish_reason == "stop":
+            self.num_malformed_tool_calls += speech.tools.num_malformed
+            if speech.tools.num_calls and delta.finish_reason == "stop":
                 piece.finish_reason = "tool_calls"
         if job.turn is not None:
             job.turn.hear(piece)
@@ -369,13 +370,6 @@ async def _gone(request: Request) -> None:
     """Returns when the client has closed the connection."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-def _tools_of(body: dict[str, Any]) -> list[Any] | None:
-    tools = body.get("tools") or None
-    if tools is not None and not (isinstance(tools, list) and all(isinstance(t, dict) for t in tools)):
-        raise RequestRefused("tools must be a list of objects", field="tools")
-    return tools
 
 
 def _is_ids(value: Any) -> bool:

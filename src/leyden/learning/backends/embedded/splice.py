@@ -32,7 +32,8 @@ from jinja2 import TemplateError
 from leyden.base.errors import ModelUnusable
 from leyden.base.records import IntArray
 from leyden.learning.backends.embedded.chat import ChatFormat, ChatPrompt, Message, check_messages, check_tool_choice
-from leyden.learning.backends.embedded.tools import ToolCall, parse
+from leyden.learning.backends.embedded.thinking import PLAIN, Style
+from leyden.learning.backends.embedded.tools import parse
 from leyden.learning.backends.embedded.wire import Piece
 
 MAX_TOKENS = 16 * 1024 * 1024
@@ -70,6 +71,8 @@ class Prepared:
     """The tools on offer, as text."""
     skip: Skip | None
     """Why it is not spliced; None if it is."""
+    begun: bool = False
+    """Whether its last message is the beginning of the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +121,17 @@ class Splicer:
         self._lock = threading.Lock()
 
     def prepare(
-        self, attempt: str, messages: Any, tools: Sequence[Message] | None = None, tool_choice: Any = None
+        self,
+        attempt: str,
+        messages: Any,
+        tools: Sequence[Message] | None = None,
+        tool_choice: Any = None,
+        style: Style = PLAIN,
     ) -> Prepared:
         """The prompt for the next assistant turn of an attempt, spliced where it can be. Raises RequestRefused."""
         check_tool_choice(tool_choice, tools)
         checked = check_messages(messages)
-        prompt, text = self.chat.encode_checked(checked, tools)
+        prompt, text = self.chat.encode_checked(checked, tools, style)
         facts = tuple(_fact(message) for message in checked)
         tools_text = json.dumps(list(tools or ()), sort_keys=True)
         ids, skip = self._splice(attempt, checked, tools, facts, tools_text, text)
@@ -136,7 +144,7 @@ class Splicer:
                 self.counts.num_drift_prevented += made != prompt.ids
                 self.counts.num_shared_tokens += num_shared
                 prompt = replace(prompt, ids=made, num_shared=num_shared)
-        return Prepared(prompt=prompt, text=text, facts=facts, tools=tools_text, skip=skip)
+        return Prepared(prompt=prompt, text=text, facts=facts, tools=tools_text, skip=skip, begun=style.begun)
 
     def remember(self, attempt: str, prepared: Prepared, piece: Piece) -> None:
         """Keep a whole answer that was given; an aborted one is forgotten."""
@@ -144,7 +152,7 @@ class Splicer:
             return
         last, is_cut = piece.ids[-1], piece.stop_reason is not None
         served = _Served(
-            facts=(*prepared.facts, _answer_fact(piece.text, piece.calls)),
+            facts=_facts_after(prepared, piece),
             tools=prepared.tools,
             text=prepared.text,
             ids=np.asarray([*prepared.prompt.ids, *piece.ids], np.int32),
@@ -232,6 +240,7 @@ class Turn:
         """Grow the answer of a choice; at its end the next prompt of the attempt can be built on it."""
         so_far = self.said.setdefault(piece.index, Piece(piece.index, "", [], [], []))
         so_far.text += piece.text
+        so_far.reasoning += piece.reasoning
         so_far.calls += piece.calls
         so_far.ids = [*so_far.ids, *piece.ids]
         if piece.finish_reason is not None:
@@ -273,15 +282,20 @@ def _fact(message: Mapping[str, Any]) -> str:
     return json.dumps(message, sort_keys=True, ensure_ascii=False)
 
 
-def _answer_fact(content: str, calls: Sequence[ToolCall]) -> str:
-    """The fact of an answer once a harness sends it back."""
-    message: dict[str, Any] = {"role": "assistant", "content": content}
-    if calls:
+def _facts_after(prepared: Prepared, piece: Piece) -> tuple[str, ...]:
+    """The facts of a conversation with its answer, once a harness sends it back: one message with what began it."""
+    before, begun = prepared.facts, ""
+    if prepared.begun:
+        begun, before = json.loads(before[-1])["content"], before[:-1]
+    message: dict[str, Any] = {"role": "assistant", "content": begun + piece.text}
+    if piece.reasoning:
+        message["reasoning_content"] = piece.reasoning
+    if piece.calls:
         message["tool_calls"] = [
             {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": json.loads(c.arguments)}}
-            for c in calls
+            for c in piece.calls
         ]
-    return _fact(message)
+    return (*before, _fact(message))
 
 
 def _words(text: str) -> str:

@@ -98,7 +98,7 @@ class ToolStream:
         while True:
             at = self._held.find(OPEN)
             if at < 0:
-                cut = len(self._held) - _begins(self._held, OPEN)
+                cut = len(self._held) - begins(self._held, OPEN)
                 self._say(out, self._held[:cut])
                 self._held = self._held[cut:]
                 return out
@@ -148,6 +148,6 @@ def parse(text: str, parser: str) -> tuple[str, list[ToolCall], int]:
     return "".join(p.content for p in parts), [c for p in parts for c in p.calls], stream.num_malformed
 
 
-def _begins(text: str, tag: str) -> int:
+def begins(text: str, tag: str) -> int:
     """Length of the longest ending of `text` that begins `tag`."""
     return next((n for n in range(min(len(text), len(tag) - 1), 0, -1) if tag.startswith(text[-n:])), 0)

@@ -57,7 +57,8 @@ _BOTH = (
     ),
     *("stream_options", "logprobs", "return_token_ids"),
 )
-_CHAT = (*_BOTH, "messages", "tools", "tool_choice", "max_completion_tokens")
+_STYLE = ("chat_template_kwargs", "add_generation_prompt", "continue_final_message")
+_CHAT = (*_BOTH, *_STYLE, "messages", "tools", "tool_choice", "max_completion_tokens")
 _TEXT = (*_BOTH, "prompt")
 
 
@@ -169,6 +170,14 @@ def _integer(body: Mapping[str, Any], name: str, low: int, high: int, default: i
     return value
 
 
+def tools_of(body: Mapping[str, Any]) -> list[Any] | None:
+    """The tools on offer. Raises RequestRefused."""
+    tools = body.get("tools") or None
+    if tools is not None and not (isinstance(tools, list) and all(isinstance(t, dict) for t in tools)):
+        raise RequestRefused("tools must be a list of objects", field="tools")
+    return tools
+
+
 def error_body(error: RequestRefused) -> Body:
     """The error in OpenAI's shape."""
     plain = error.kind == "invalid_request_error"
@@ -193,6 +202,7 @@ class Piece:
     logprobs: Sequence[float]
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    reasoning: str = ""
 
 
 class Answer:
@@ -222,11 +232,13 @@ class Answer:
         for piece in pieces:
             choice = self._choice(piece)
             if self.wishes.chat:
+                bare = not piece.text and (piece.calls or piece.reasoning)
                 choice["message"] = {
                     "role": "assistant",
-                    "content": None if piece.calls and not piece.text else piece.text,
+                    "content": None if bare else piece.text,
                     "refusal": None,
                     "tool_calls": [_call(call) for call in piece.calls],
+                    **({"reasoning_content": piece.reasoning} if piece.reasoning else {}),
                 }
             else:
                 choice["text"] = piece.text
@@ -253,7 +265,9 @@ class Answer:
         first = piece.index not in self._offset
         choice = self._choice(piece)
         if self.wishes.chat:
-            delta: Body = {"content": piece.text} if piece.text or not piece.calls else {}
+            delta: Body = {"content": piece.text} if piece.text or not (piece.calls or piece.reasoning) else {}
+            if piece.reasoning:
+                delta["reasoning_content"] = piece.reasoning
             if piece.calls:
                 at = self._num_calls.get(piece.index, 0)
                 self._num_calls[piece.index] = at + len(piece.calls)
