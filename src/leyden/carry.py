@@ -9,9 +9,11 @@ the same groups, and then goes on with the others.
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import mean
 from typing import Any
+
+from sqlalchemy import Connection
 
 from leyden.base.config import Config
 from leyden.base.records import Rollout, Trace
@@ -27,7 +29,7 @@ STARTED_UNDER = "started_under"
 """Key of a rollout's metadata: steps that were behind the run when its group started."""
 
 
-async def groups(house: House, step: int, version: int) -> tuple[list[Trace], dict[str, Any]]:
+async def groups(house: House, step: int, versions: Mapping[str, int]) -> tuple[list[Trace], dict[str, Any]]:
     """(traces of the groups that step `step` learns from, what its report says about the choice).
 
     Raises LearningError when the groups that the step cannot do without are not over after `learn.step_timeout_s`, or
@@ -54,7 +56,7 @@ async def groups(house: House, step: int, version: int) -> tuple[list[Trace], di
 
     while True:
         seen = house.store.count(queue.TOPIC)
-        await _start(house, carried, step, version)
+        await _start(house, carried, step, versions)
         states = await _see_ends(house, carried)
         chosen = carried.flight.take(step)
         if chosen is not None:
@@ -77,17 +79,22 @@ async def groups(house: House, step: int, version: int) -> tuple[list[Trace], di
     return [trace for traces in taken for trace in traces], report
 
 
-async def repin(house: House, version: int) -> None:
+async def repin(house: House) -> None:
     """After an update: from their next call on, rollouts in flight ask for the weights that are served now."""
     if not house.config.learn.max_staleness:
         return
     now = time.time()
-    await aio.write(house.store, lambda c: queue.repin(c, house.store, house.run_id, house.policy, version, now))
+
+    def pin(connection: Connection) -> None:
+        for policy, version in house.versions.items():
+            queue.repin(connection, house.store, house.run_id, policy, version, now)
+
+    await aio.write(house.store, pin)
 
 
-async def _start(house: House, carried: Carried, step: int, version: int) -> None:
+async def _start(house: House, carried: Carried, step: int, versions: Mapping[str, int]) -> None:
     places = carried.flight.start(step)
-    rollouts = [rollout for place in places for rollout in _planned(house, carried.order, place, version, step)]
+    rollouts = [rollout for place in places for rollout in _planned(house, carried.order, place, versions, step)]
     if rollouts:
         await aio.write(house.store, lambda connection: queue.enqueue(connection, house.store, rollouts))
 
@@ -121,7 +128,7 @@ async def _restore(house: House, step: int) -> Carried:
     made = {row.step: [int(place) for place in row.report["groups"]] for row in rows if row.stage == "rl"}
     consumed = {place for places in made.values() for place in places}
     order = schedule.TaskOrder(house.train_tasks, learn.tasks_per_step, house.config.run.seed)
-    by_place = {p: [r.id for r in _planned(house, order, p, 0, 0)] for p in range(flight.num_groups)}
+    by_place = {p: [r.id for r in _planned(house, order, p, {}, 0)] for p in range(flight.num_groups)}
     every = [one for ids in by_place.values() for one in ids]
     found = await aio.read(house.store, lambda connection: queue.existing(connection, every))
     under = {p: int(found[ids[0]].metadata[STARTED_UNDER]) for p, ids in by_place.items() if ids[0] in found}
@@ -139,8 +146,10 @@ def _max_running(config: Config) -> int:
     return -(-config.harness.concurrency // config.learn.group_size) + 1
 
 
-def _planned(house: House, order: schedule.TaskOrder, place: int, version: int, step: int) -> Sequence[Rollout]:
-    """The rollouts of the group at a place; their ids do not depend on version and step."""
+def _planned(
+    house: House, order: schedule.TaskOrder, place: int, versions: Mapping[str, int], step: int
+) -> Sequence[Rollout]:
+    """The rollouts of the group at a place; their ids do not depend on versions and step."""
     learn = house.config.learn
     turn, within = divmod(place, learn.tasks_per_step)
     return schedule.plan_step(
@@ -148,7 +157,7 @@ def _planned(house: House, order: schedule.TaskOrder, place: int, version: int, 
         step=turn,
         tasks=order.tasks_at(turn)[within : within + 1],
         group_size=learn.group_size,
-        policy_versions={house.policy: version},
+        policy_versions=versions,
         seed=house.config.run.seed,
         metadata={STARTED_UNDER: step},
         first_place=within,

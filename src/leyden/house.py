@@ -54,6 +54,25 @@ class Services(Protocol):
         """Calls go on."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Learner:
+    """One policy that a run trains, and what trains it."""
+
+    config: Config
+    """That of the run, with `learn` as this policy reads it."""
+    backend: Backend
+    """Samples from its weights and moves them."""
+    teacher: Teacher | None = None
+    """Scores tokens, for algorithms that learn from another model."""
+    base_version: int = 0
+    """Version that this run starts from."""
+
+    @property
+    def policy(self) -> str:
+        """Its name."""
+        return self.config.learn.policy
+
+
 @dataclass(kw_only=True)
 class House:
     """Everything a run is made of; `leyden.cli.wiring` builds it."""
@@ -77,6 +96,10 @@ class House:
     """Groups that run on from step to step, where `learn.max_staleness` is above 0."""
     base_version: int = 0
     """Version of the policy that this run starts from."""
+    others: Sequence[Learner] = ()
+    """Policies that are trained beside `policy`, from the same rollouts."""
+    frozen: Sequence[str] = ()
+    """Policies that are served beside them as version 0 and never changed."""
     done_steps: int = 0
     """Reinforcement steps whose result the backend holds already (after --resume)."""
     sft_done: bool = False
@@ -88,6 +111,17 @@ class House:
     def policy(self) -> str:
         """Name of the policy that this run improves."""
         return self.config.learn.policy
+
+    @property
+    def learners(self) -> tuple[Learner, ...]:
+        """Every policy that this run trains, `policy` first."""
+        lead = Learner(config=self.config, backend=self.backend, teacher=self.teacher, base_version=self.base_version)
+        return (lead, *self.others)
+
+    @property
+    def versions(self) -> dict[str, int]:
+        """What a rollout that starts now asks for: the version of every policy that is served here."""
+        return {one.policy: one.backend.version for one in self.learners} | dict.fromkeys(self.frozen, 0)
 
     async def wait(self, seen: int, deadline: float, late: Callable[[], str]) -> None:
         """Wait until rollouts changed since their count was `seen`, for a second at most.

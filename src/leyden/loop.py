@@ -9,28 +9,30 @@ rollouts that are in the store are not run twice, and the update they lead to is
 """
 
 import asyncio
+import glob
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
+
+from sqlalchemy import Connection
 
 from leyden import carry
 from leyden.base import leaks
 from leyden.base.config import BudgetConfig, Config, LearnConfig
 from leyden.base.errors import Interrupted
 from leyden.base.records import Outcome, PolicyVersion, Rollout, Task, Trace, Verdict
-from leyden.house import House
+from leyden.house import House, Learner
 from leyden.learning import algorithms, batch, schedule
 from leyden.learning.backends.base import Objective, UpdateReport
 from leyden.learning.credit import Credit, apply_credit, credit_groups, drop_flat, drop_unpaired
 from leyden.learning.evidence import gather
-from leyden.learning.shaping import num_dull, refuse_mismatch, shaped
+from leyden.learning.shaping import dull_groups, refuse_mismatch, shaped
 from leyden.release import budget, evaluation, gate, holdout
 from leyden.rewards import canary
 from leyden.runner.outcome import policies
-from leyden.step_report import off_policy, refuse_if_nothing_was_captured, step_report, update_numbers
+from leyden.step_report import policy_report, refuse_if_nothing_was_captured, step_report, unasked, update_numbers
 from leyden.store import aio, ledger, queue
 from leyden.store.attempts import TERMINAL
 from leyden.traces.assemble import Assembly, OutcomePolicy, assemble
@@ -102,29 +104,73 @@ async def mind_budget(house: House, done_steps: int = 0) -> None:
 
 async def reinforce_once(house: House, step: int) -> dict[str, Any]:
     """One step: whole groups are run, compared, and learned from. Returns (and records) the step report."""
-    learn, before = house.config.learn, house.backend.version
+    learn, before = house.config.learn, house.versions
     started = time.time()
     traces, sampled = await (carry.groups if learn.max_staleness else _sample)(house, step, before)
     collected = time.time()
-    algorithm = algorithms.make(learn, house.config.base_dir)
-    assembly = shape(house.config, assemble_for(house.config, traces, min_version=before - learn.max_staleness))
-    refuse_mismatch(assembly, algorithm)
-    evidence = await asyncio.to_thread(gather, traces, assembly, algorithm, learn, house.backend, house.teacher)
-    credit = credit_groups(assembly, algorithm, evidence)
-    assembly, credit = drop_untrained(learn, assembly, credit, algorithm)
-    batches = batches_of(learn, house.config.run.seed, step, assembly, credit)
+    lessons = [await study(learner, step, traces) for learner in house.learners]
     house.progress.begin(f"step {step + 1}/{learn.steps}: update", 1)
-    update = await _update(house, batches, objective_of(learn, step, algorithm), before + 1)
+    updates = await _update(house, lessons)
     house.progress.end()
-    seconds = {"rollouts": collected - started, "update": time.time() - collected}
-    report = step_report(house.config, step, house.backend.version, traces, assembly, credit, update, seconds)
-    report |= {**sampled, **off_policy(report, batches, update)}
+    phases = Counter[str]()
+    for update in updates:
+        phases.update({f"update_{phase}": took_s for phase, took_s in update.seconds.items()})
+    seconds = {"rollouts": collected - started, "update": time.time() - collected, **phases}
+    parts = {one.learner.policy: one.report(traces, update) for one, update in zip(lessons, updates, strict=True)}
+    report = step_report(house.config, step, traces, parts, seconds) | sampled
+    for sentence in unasked(report):
+        house.progress.say(sentence)
     if house.config.rewards.canary_verifier:
         report["canary"] = await _watch_canary(house, step, traces)
-    await _record_step(house, "rl", step, before, report)
+    await _record_step(house, "rl", step, before[house.policy], report)
     if (step + 1) % learn.checkpoint_every == 0 or step + 1 == learn.steps:
         await checkpoint(house, stage="rl", step=step + 1, full=True)
     return report
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lesson:
+    """What one policy learns from the rollouts of a step."""
+
+    learner: Learner
+    """The policy."""
+    assembly: Assembly
+    """Its calls, every sampled token kept or dropped by name; the calls of others are `not_trainable` here."""
+    credit: Credit
+    """What each rollout was worth to its algorithm."""
+    batches: Sequence[batch.Batch]
+    """One per optimizer step."""
+    objective: Objective
+    """What they minimise."""
+
+    def report(self, traces: Sequence[Trace], update: UpdateReport) -> dict[str, Any]:
+        """Its part of the step report."""
+        backend = self.learner.backend
+        return policy_report(
+            backend.version, self.learner.policy, traces, self.assembly, self.credit, self.batches, update
+        )
+
+
+async def study(learner: Learner, step: int, traces: Sequence[Trace]) -> Lesson:
+    """The lesson of one policy: its own calls, the credit that its algorithm gives, and arrays of both.
+
+    A rollout in which it was not asked is compared like the others and has nothing to train.
+    """
+    config, learn = learner.config, learner.config.learn
+    algorithm = algorithms.make(learn, config.base_dir)
+    oldest = learner.backend.version - learn.max_staleness
+    assembly = shape(config, assemble_for(config, traces, min_version=oldest))
+    refuse_mismatch(assembly, algorithm)
+    evidence = await asyncio.to_thread(gather, traces, assembly, algorithm, learn, learner.backend, learner.teacher)
+    credit = credit_groups(assembly, algorithm, evidence)
+    assembly, credit = drop_untrained(learn, assembly, credit, algorithm)
+    return Lesson(
+        learner=learner,
+        assembly=assembly,
+        credit=credit,
+        batches=batches_of(learn, config.run.seed, step, assembly, credit),
+        objective=objective_of(learn, step, algorithm),
+    )
 
 
 async def _watch_canary(house: House, step: int, traces: Sequence[Trace]) -> dict[str, Any] | None:
@@ -138,11 +184,12 @@ async def _watch_canary(house: House, step: int, traces: Sequence[Trace]) -> dic
     return row
 
 
-async def _sample(house: House, step: int, version: int) -> tuple[list[Trace], dict[str, Any]]:
+async def _sample(house: House, step: int, versions: Mapping[str, int]) -> tuple[list[Trace], dict[str, Any]]:
     """(traces of the groups of a step, how many were asked for because others had no difference)."""
     learn = house.config.learn
     order = schedule.TaskOrder(house.train_tasks, learn.tasks_per_step, house.config.run.seed)
     tasks, placed = order.tasks_at(step), 0
+    configs = [learner.config for learner in house.learners]
     traces: list[Trace] = []
     taken: set[str] = set()
     for number in range(learn.refills + 1):
@@ -151,7 +198,7 @@ async def _sample(house: House, step: int, version: int) -> tuple[list[Trace], d
             step=step,
             tasks=tasks,
             group_size=learn.group_size,
-            policy_versions={house.policy: version},
+            policy_versions=versions,
             seed=house.config.run.seed,
             first_place=placed,
         )
@@ -160,9 +207,10 @@ async def _sample(house: House, step: int, version: int) -> tuple[list[Trace], d
         placed += len(tasks)
         taken |= {task.id for task in tasks}
         if number < learn.refills:
-            assembly = shape(house.config, assemble_for(house.config, traces, min_version=version))
-            dull = num_dull(assembly, sorted({t.rollout.group_id or t.rollout.id for t in traces}))
-            missing = learn.tasks_per_step - (placed - dull)
+            group_ids = sorted({t.rollout.group_id or t.rollout.id for t in traces})
+            # With several policies, a group from which one of them can learn is kept.
+            dull = [dull_groups(shape(c, assemble_for(c, traces)), group_ids) for c in configs]
+            missing = learn.tasks_per_step - (placed - len(set.intersection(*dull)))
             tasks = order.refill_at(step, number, missing, taken) if missing > 0 else []
             if not tasks:
                 break
@@ -229,23 +277,31 @@ async def evaluate_once(house: House, label: str, version: int) -> evaluation.Ev
 async def evaluate(
     house: House, label: str, version: int, tasks: Sequence[Task], *, split: str | None = None
 ) -> evaluation.Evaluation:
-    """Run `version`, which the backend holds now, at `tasks` and record what came out. Looks at a holdout count."""
+    """Run `version`, which the backend holds now, at `tasks` and record what came out. Looks at a holdout count.
+
+    Policies that are trained beside it answer with the versions that they have now: what is judged is all of them.
+    """
     assert house.backend.version == version, f"the backend holds {house.backend.version}, not {version}"
     samples = house.config.eval.samples
-    settings = house.config.policies[house.policy].eval
+    versions, names = house.versions, [learner.policy for learner in house.learners]
+    settings = {name: house.config.policies[name].eval.model_dump() for name in versions}
     rollouts = evaluation.plan(
         run_id=house.run_id,
         label=label,
         tasks=tasks,
         samples=samples,
-        policy_versions={house.policy: version},
-        sampling=settings.model_dump(),
+        policy_versions=versions,
+        # By name where there are several: each then samples as its own section says.
+        sampling=settings if len(settings) > 1 else settings[house.policy],
         seed=house.config.run.seed,
     )
     holdout.guard(rollouts)
     limit_s, begun = house.config.learn.step_timeout_s * max(1, len(rollouts) // 64), time.time()
-    traces = await collect(house, f"evaluating {house.policy}@{version} ({label})", rollouts, limit_s)
-    result = evaluation.summarise(traces, house.config, policy=house.policy, version=version, label=label, tasks=tasks)
+    named = "+".join(f"{name}@{versions[name]}" for name in names)
+    traces = await collect(house, f"evaluating {named} ({label})", rollouts, limit_s)
+    result = evaluation.summarise(
+        traces, house.config, policy=house.policy, others=names[1:], version=version, label=label, tasks=tasks
+    )
     result = replace(result, wall_s=time.time() - begun)
     await aio.write(
         house.store,
@@ -299,43 +355,56 @@ async def collect(house: House, phase: str, rollouts: Sequence[Rollout], limit_s
     return traces
 
 
-async def checkpoint(house: House, *, stage: str, step: int, full: bool) -> Path:
-    """Save the weights that the backend holds, whole or not at all, and register them as a policy version."""
-    name = f"{house.policy}@{house.backend.version}"
-    folder = house.folder / "checkpoints" / name
-    await asyncio.to_thread(house.backend.save, folder, full=full)
-    version = PolicyVersion(
-        policy=house.policy,
-        version=house.backend.version,
-        parent=house.base_version,
-        path=str(folder),
-        run_id=house.run_id,
-        step=step,
-        created_at=time.time(),
-    )
-    await aio.write(
-        house.store, lambda connection: ledger.add_policy_version(connection, house.store, version, stage=stage)
-    )
+async def checkpoint(house: House, *, stage: str, step: int, full: bool) -> None:
+    """Save the weights of every policy that is trained, each whole or not at all, and register them as versions.
+
+    They are registered together, so that a run never goes on from policies of different steps.
+    """
+    versions = []
+    for learner in house.learners:
+        folder = house.folder / "checkpoints" / f"{learner.policy}@{learner.backend.version}"
+        await asyncio.to_thread(learner.backend.save, folder, full=full)
+        version = PolicyVersion(
+            policy=learner.policy,
+            version=learner.backend.version,
+            parent=learner.base_version,
+            path=str(folder),
+            run_id=house.run_id,
+            step=step,
+            created_at=time.time(),
+        )
+        versions.append(version)
+
+    def register(connection: Connection) -> None:
+        for version in versions:
+            ledger.add_policy_version(connection, house.store, version, stage=stage)
+
+    await aio.write(house.store, register)
     _prune(house)
-    return folder
 
 
 def _prune(house: House) -> None:
     """Drop optimizer states of all but the newest `keep_checkpoints`; weights of named versions stay."""
-    folders = sorted(
-        (f for f in (house.folder / "checkpoints").glob(f"{house.policy}@*") if f.name.rpartition("@")[2].isdigit()),
-        key=lambda f: int(f.name.rpartition("@")[2]),
-    )
-    for folder in folders[: -house.config.learn.keep_checkpoints]:
-        house.backend.forget_optimizer(folder)
+    for learner in house.learners:
+        found = (house.folder / "checkpoints").glob(f"{glob.escape(learner.policy)}@*")
+        numbered = [folder for folder in found if folder.name.rpartition("@")[2].isdigit()]
+        numbered.sort(key=lambda folder: int(folder.name.rpartition("@")[2]))
+        for folder in numbered[: -house.config.learn.keep_checkpoints]:
+            learner.backend.forget_optimizer(folder)
 
 
-async def _update(house: House, batches: Sequence[batch.Batch], objective: Objective, version: int) -> UpdateReport:
+async def _update(house: House, lessons: Sequence[Lesson]) -> list[UpdateReport]:
+    """Every policy learns its lesson while calls wait: each is one version further afterwards, the set changes once."""
     await house.services.hold()
     try:
-        report = await asyncio.to_thread(house.backend.update, batches, objective, version)
-        await carry.repin(house, version)
-        return report
+        reports = []
+        for lesson in lessons:
+            backend = lesson.learner.backend
+            reports.append(
+                await asyncio.to_thread(backend.update, lesson.batches, lesson.objective, backend.version + 1)
+            )
+        await carry.repin(house)
+        return reports
     finally:
         await house.services.resume()
 

@@ -94,10 +94,10 @@ def check_reflection(config: Config) -> None:
         known = ", ".join(sorted(config.policies))
         raise ConfigError(f"prompts.reflection is {settings.reflection!r}, which is no policy; known: {known}")
     alias = config.policies[settings.reflection]
-    if not alias.engine and not alias.provider:
+    if not alias.engine and not alias.provider and settings.reflection not in config.frozen:
         raise ConfigError(
             f"prompts.reflection is {settings.reflection!r}, which nothing serves beside the policy that is "
-            f"improved; set policies.{settings.reflection}.provider or policies.{settings.reflection}.engine"
+            f"improved; set policies.{settings.reflection}.provider, .engine, or its model"
         )
     if settings.max_reflection_usd is not None and config.price_of(settings.reflection) is None:
         raise ConfigError(

@@ -20,14 +20,23 @@ from leyden.traces.assemble import Assembly
 def step_report(
     config: Config,
     step: int,
-    version: int,
     traces: Sequence[Trace],
-    assembly: Assembly,
-    credit: Credit,
-    update: UpdateReport,
+    parts: Mapping[str, Mapping[str, Any]],
     seconds: Mapping[str, float],
 ) -> dict[str, Any]:
-    """Every number of one reinforcement step, as plain JSON."""
+    """Every number of one reinforcement step, as plain JSON: what its rollouts show, and the part of each policy.
+
+    With one policy its part stands among the others; with several the parts stand below `policies`, and what can be
+    added up stands above.
+    """
+    whole = rollouts_report(config, step, traces, seconds)
+    if len(parts) == 1:
+        return {**whole, **next(iter(parts.values()))}
+    return {**whole, **_together(list(parts.values())), "policies": {name: dict(part) for name, part in parts.items()}}
+
+
+def rollouts_report(config: Config, step: int, traces: Sequence[Trace], seconds: Mapping[str, float]) -> dict[str, Any]:
+    """What the rollouts of a step show, whoever learns from them."""
     rewards = [t.rollout.reward for t in traces if t.rollout.reward is not None]
     # As they were given, not as they were compared: shaping is no part of how well the policy does.
     clusters = _by_group((t.rollout, t.rollout.reward) for t in traces if t.rollout.reward is not None)
@@ -38,7 +47,6 @@ def step_report(
     sampled_tokens = [sum(call.num_sampled for call in of) for of in calls]
     return {
         "step": step,
-        "version": version,
         "reward_mean": sum(rewards) / len(rewards) if rewards else None,
         "reward_low": finite(interval.low),
         "reward_high": finite(interval.high),
@@ -47,6 +55,27 @@ def step_report(
         "num_no_reward": len(traces) - len(rewards),
         "outcomes": dict(Counter(str(t.rollout.outcome) for t in traces)),
         "diagnoses": dict(Counter(t.attempt.diagnosis for t in traces if t.attempt.diagnosis)),
+        "num_step_rewards": sum(reward.call_id is not None for t in traces for reward in t.rewards),
+        "group_successes": _group_successes(config, traces),
+        "tokens_per_rollout": sum(sampled_tokens) / len(sampled_tokens),
+        "calls_per_rollout": sum(map(len, calls)) / len(traces),
+        "cost": total_of(traces, config).to_json(),
+        "seconds": dict(seconds),
+    }
+
+
+def policy_report(
+    version: int,
+    policy: str,
+    traces: Sequence[Trace],
+    assembly: Assembly,
+    credit: Credit,
+    batches: Sequence[Batch],
+    update: UpdateReport,
+) -> dict[str, Any]:
+    """What one policy, which is `version` after it, took from the rollouts of a step."""
+    part = {
+        "version": version,
         "conservation": {
             "sampled": assembly.sampled,
             "trained": assembly.trained,
@@ -59,15 +88,52 @@ def step_report(
         "zero_variance_tasks": credit.zero_variance_tasks,
         "num_singleton": credit.num_singletons,
         "num_survivors": credit.num_survivors,
-        "num_step_rewards": sum(reward.call_id is not None for t in traces for reward in t.rewards),
-        "staleness": _staleness(traces, config.learn.policy),
+        "num_without_calls": num_without_calls(traces, policy, credit),
+        "staleness": _staleness(traces, policy),
         "explained_variance": explained_variance(credit.details),
-        "group_successes": _group_successes(config, traces),
-        "tokens_per_rollout": sum(sampled_tokens) / len(sampled_tokens),
-        "calls_per_rollout": sum(map(len, calls)) / len(traces),
-        "cost": total_of(traces, config).to_json(),
-        "seconds": {**seconds, **{f"update_{k}": v for k, v in update.seconds.items()}},
         **update_numbers(update),
+    }
+    return {**part, **off_policy(part, batches, update)}
+
+
+def num_without_calls(traces: Sequence[Trace], policy: str, credit: Credit) -> int:
+    """Rollouts that were compared although the policy was not asked in them: they count, with nothing to train."""
+    return sum(
+        t.rollout.id in credit.by_rollout
+        and not any(call.policy == policy and call.attempt_id == t.attempt.id for call in t.calls)
+        for t in traces
+    )
+
+
+def unasked(report: Mapping[str, Any]) -> list[str]:
+    """Sentences about policies that are trained together with others and were asked in no rollout of a step."""
+    nothing = {str(Drop.NOT_TRAINABLE), str(Drop.SUPERSEDED)}
+    return [
+        f"Note: no rollout of step {report['step'] + 1} asked policy {name!r}, so it learned nothing; set "
+        f"policies.{name}.trainable = false if the harness does not use it."
+        for name, part in report.get("policies", {}).items()
+        if not part["conservation"]["trained"] and nothing.issuperset(part["conservation"]["dropped"])
+    ]
+
+
+def _together(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the parts of several policies come to: a token is trained by one of them, or has one reason."""
+    books = [part["conservation"] for part in parts]
+    assert len({one["sampled"] for one in books}) == 1, "the policies were given different rollouts"
+    sampled, trained = books[0]["sampled"], sum(one["trained"] for one in books)
+    dropped: Counter[str] = Counter()
+    for one in books:
+        # Calls of other policies and of earlier attempts are in the books of each: they are counted below.
+        shared = (str(Drop.NOT_TRAINABLE), str(Drop.SUPERSEDED))
+        dropped.update({reason: tokens for reason, tokens in one["dropped"].items() if reason not in shared})
+    dropped[str(Drop.SUPERSEDED)] = books[0]["dropped"].get(str(Drop.SUPERSEDED), 0)
+    dropped[str(Drop.NOT_TRAINABLE)] = sampled - trained - dropped.total()
+    assert min(dropped.values()) >= 0, (sampled, trained, dict(dropped))
+    summed = ("num_labels", "num_forward_tokens", "num_sequence_tokens", "num_optimizer_steps")
+    return {
+        "version": parts[0]["version"],
+        "conservation": {"sampled": sampled, "trained": trained, "dropped": {k: n for k, n in dropped.items() if n}},
+        **{name: sum(part[name] for part in parts) for name in summed},
     }
 
 

@@ -60,7 +60,7 @@ def services(tmp_path: Path) -> Iterator[LocalServices]:
     config = read(make_project(tmp_path), 'tasks.holdout=""')
     store = wiring.store_of(config)
     store.write(lambda c: ledger.add_run(c, store, "run-1", {}, {}, now=0.0)).result(10)
-    made = LocalServices(config, store, tmp_path / "runs" / "run-1", "run-1", "http://127.0.0.1:9", "key")
+    made = LocalServices(config, store, tmp_path / "runs" / "run-1", "run-1", {"main": "http://127.0.0.1:9"}, "key")
     try:
         made.start()
         yield made

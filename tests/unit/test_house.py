@@ -35,7 +35,6 @@ LONG_FILES = {
 LONG_FUNCTIONS = {
     "cli/verbs/inspect.py:_show": "one rollout printed from top to bottom, a line of output per line",
     "cli/wiring.py:open_house": "what is opened in order is closed in the reverse order, in one place",
-    "step_report.py:step_report": "one number of the report per line",
     "release/gate.py:compare": "a third is the docstring, a third one record with a field per line",
     "store/migrations/versions/0001_first.py:upgrade": "a frozen migration: the tables as they were then",
 }

@@ -18,8 +18,8 @@ class Fooled(ScriptedServices):
 
     fooled_from = 10**6
 
-    def _record(self, rollout: Rollout, attempt: Attempt, reward: float) -> None:
-        super()._record(rollout, attempt, reward)
+    def _score(self, rollout: Rollout, attempt: Attempt, reward: float) -> None:
+        super()._score(rollout, attempt, reward)
         if rollout.mode == "train":
             hidden = 0.0 if (rollout.step or 0) >= self.fooled_from else reward
             self._recorder.rewards(

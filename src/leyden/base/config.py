@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from leyden.base import recipes
+from leyden.base import recipes, several
 from leyden.base.errors import ConfigError
 
 EMBEDDED_KEY_ENV = "LEYDEN_ENGINE_KEY"
@@ -204,6 +204,15 @@ class ProviderConfig(_Section):
     """Price of a million tokens of its models; absent is not known, which is not 0."""
 
 
+class PolicyMatchConfig(_Section):
+    """`[policies.NAME.match]`: which calls are this policy's, among those for a name of `match.models`."""
+
+    system: str = ""
+    """Regular expression that is found in the call's system and developer messages; empty is any."""
+    tools: list[str] = []
+    """Names of tools that the call offers, each of them; empty is any. With neither, no call is chosen."""
+
+
 class PolicyConfig(_Section):
     """`[policies.NAME]`"""
 
@@ -242,6 +251,11 @@ class PolicyConfig(_Section):
     """For rollouts that are trained on."""
     eval: EvalSamplingConfig = EvalSamplingConfig()
     """For evaluation."""
+    learn: dict[str, Any] = {}
+    """Keys of `[learn]` that differ for this policy (algorithm, learning_rate, ...), where several are trained; those
+    about the rollouts and steps of the run belong into `[learn]`."""
+    match: PolicyMatchConfig = PolicyMatchConfig()
+    """Which calls are its own, where a harness asks for one name only; see `[match]`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -364,7 +378,8 @@ class LearnConfig(_Section):
     """`[learn]`"""
 
     policy: str = "main"
-    """Which policy is trained."""
+    """Which policy is trained; every other one that has a model of its own and is trainable is trained beside it. Left
+    out where there is no `[policies.main]`, it is the first of them."""
     algorithm: str = "grpo"
     """Who gets credit: a name of docs/learning.md, or `file.py:Class` for one of your own; `bootstrap_demos`, `apo` and
     `gepa` improve prompts instead of weights (docs/prompts.md)."""
@@ -611,6 +626,15 @@ class CostsConfig(_Section):
     """Workload for the monthly projection of `leyden compare`, in model calls of the first version compared."""
 
 
+class MatchConfig(_Section):
+    """`[match]`: harnesses that send one model name for several policies."""
+
+    models: list[str] = []
+    """Names that stand for no single policy: the system message and the tools of a call say whose it is."""
+    default: str = ""
+    """Policy of calls that no matcher chooses; empty refuses them (404)."""
+
+
 class GatewayConfig(_Section):
     """`[gateway]`"""
 
@@ -684,8 +708,16 @@ class Config(_Section):
     """What a machine costs, and for how much work."""
     gateway: GatewayConfig = GatewayConfig()
     """How calls are served."""
+    match: MatchConfig = MatchConfig()
+    """Whose calls are those that name no policy."""
     base_dir: Path = Field(Path("."), exclude=True)
     """Folder of the file; set by `load`, not a key."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lead(cls, tree: Any) -> Any:
+        lead = several.lead_of(tree) if isinstance(tree, Mapping) else None
+        return tree if lead is None else {**tree, "learn": {**(tree.get("learn") or {}), "policy": lead}}
 
     @model_validator(mode="after")
     def _check(self) -> "Config":
@@ -697,14 +729,9 @@ class Config(_Section):
                     f"policies.{name}.splice is true, but {policy.engine} renders prompts by itself; leave "
                     f"policies.{name}.engine empty (the embedded sampler), or set splice = false"
                 )
-        learn = self.learn
-        if learn.max_sequence_tokens == 1:
-            raise ValueError("learn.max_sequence_tokens is 1: nothing can be predicted from nothing; use 2 or more")
-        if learn.overlong == "window" and learn.importance_cap == 0 and learn.algorithm != "rejection_sft":
-            raise ValueError(
-                'learn.overlong = "window" trains with less context than was sampled from, so it needs importance '
-                "weights; set learn.importance_cap above 0 (2.0 is the default)"
-            )
+        several.check(self)
+        for learn in several.learns(self):
+            _check_lengths(learn)
         for component, gate in self.rewards.gates.items():
             if gate == component:
                 raise ValueError(f"rewards.gates.{component} names itself; name another component")
@@ -750,9 +777,34 @@ class Config(_Section):
             return found.usd_per_million
         return self.providers[found.provider].usd_per_million if found.provider else None
 
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """Names of the policies that a run trains, `learn.policy` first."""
+        return several.trained(self)
+
+    @property
+    def frozen(self) -> tuple[str, ...]:
+        """Names of the policies that the embedded sampler serves as they are."""
+        return several.frozen(self)
+
+    def of(self, policy: str) -> "Config":
+        """The configuration as a policy that is trained reads it: `learn` is its own."""
+        learn = several.learn_of(self, policy)
+        return self if learn == self.learn else self.model_copy(update={"learn": learn})
+
     def resolve(self, path: str) -> Path:
         """`path` as an absolute path, relative to the configuration file."""
         return (self.base_dir / Path(path).expanduser()).resolve()
+
+
+def _check_lengths(learn: LearnConfig) -> None:
+    if learn.max_sequence_tokens == 1:
+        raise ValueError("learn.max_sequence_tokens is 1: nothing can be predicted from nothing; use 2 or more")
+    if learn.overlong == "window" and learn.importance_cap == 0 and learn.algorithm != "rejection_sft":
+        raise ValueError(
+            'learn.overlong = "window" trains with less context than was sampled from, so it needs importance '
+            "weights; set learn.importance_cap above 0 (2.0 is the default)"
+        )
 
 
 def _check_schedule(rewards: RewardsConfig) -> None:
@@ -770,7 +822,7 @@ def _check_judge(config: Config) -> None:
     judge = config.rewards.judge
     if not judge.policy:
         return
-    if judge.policy == config.learn.policy:
+    if judge.policy in config.trained:
         raise ValueError(
             f"rewards.judge.policy = {judge.policy!r} is the policy that is trained; a policy must not judge itself"
         )

@@ -82,13 +82,13 @@ def report_data(house: House, improvement: Improvement) -> ReportData:
     after = judged.get("final")
     data: ReportData = {
         "title": f"Leyden run {house.run_id}",
-        "subtitle": f"{house.config.learn.algorithm} on {Path(_served(house)).name}",
+        "subtitle": ", ".join(_subtitle(house)),
         "verdict": None if verdict is None else _verdict(verdict),
         "sentence": _sentence(improvement, house.config),
         "level": house.config.eval.level,
         "run": {"facts": _facts(house, rows), "config": _config_text(house.folder)},
         "evaluations": [_evaluation(house, label, judged[label], rows) for label in judged],
-        "steps": [_step(step, house.config.learn) for step in steps],
+        "steps": [_step(step, learn) for step, learn in _of_policies(house, steps)],
         "outcomes": [{"stage": step["stage"], "step": step["step"], "counts": step["outcomes"]} for step in reinforced],
         "conservation": [
             {
@@ -129,7 +129,8 @@ def diagnostics(
 ) -> list[str]:
     """Plain sentences about what a reader should know or change."""
     said = _about_groups(config, steps)
-    capped = [step["importance_capped"] for step in steps if step.get("importance_capped")]
+    parts = [part for step in steps for part in (step.get("policies") or {"": step}).values()]
+    capped = [part["importance_capped"] for part in parts if part.get("importance_capped")]
     if capped and max(capped) > 0.05:
         said.append(
             f"Up to {100 * max(capped):.0f} % of importance weights met the cap {config.learn.importance_cap}: sampler "
@@ -205,7 +206,7 @@ def _facts(house: House, rows: Sequence[ledger.Step]) -> dict[str, str | int | f
     tokens = sum(int(row.report.get("num_sequence_tokens", 0)) for row in rows)
     computed = sum(int(row.report.get("num_forward_tokens", 0)) for row in rows)
     return {
-        "model": _served(house),
+        "model": ", ".join(dict.fromkeys(_served(house, one.policy) for one in house.learners)),
         "started": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.created_at)),
         "minutes": round((time.time() - run.created_at) / 60, 1),
         "seed": house.config.run.seed,
@@ -218,9 +219,18 @@ def _facts(house: House, rows: Sequence[ledger.Step]) -> dict[str, str | int | f
     }
 
 
-def _served(house: House) -> str:
+def _subtitle(house: House) -> list[str]:
+    """What was done to which model, for each policy."""
+    said = []
+    for one in house.learners:
+        name = f"{one.policy}: " if house.others else ""
+        said.append(f"{name}{one.config.learn.algorithm} on {Path(_served(house, one.policy)).name}")
+    return said
+
+
+def _served(house: House, policy: str) -> str:
     """The model, or the engine that serves one that we do not know by name."""
-    settings = house.config.policies[house.policy]
+    settings = house.config.policies[policy]
     return settings.model or settings.engine
 
 
@@ -254,6 +264,18 @@ def _evaluation(house: House, label: str, result: evaluation.Evaluation, rows: S
         "n": len(result.tasks),
         "num_excluded": result.num_excluded,
     }
+
+
+def _of_policies(house: House, steps: Sequence[Mapping[str, Any]]) -> list[tuple[Mapping[str, Any], LearnConfig]]:
+    """Steps with the settings that they were made with; a step of several policies once for each, policy by policy."""
+    if not house.others:
+        return [(step, house.config.learn) for step in steps]
+    return [
+        ({**step, **step["policies"][one.policy], "stage": f"Reinforcement learning of {one.policy}"}, one.config.learn)
+        for one in house.learners
+        for step in steps
+        if one.policy in step.get("policies", {})
+    ]
 
 
 def _step(step: Mapping[str, Any], learn: LearnConfig) -> Any:

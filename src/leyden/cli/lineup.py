@@ -98,7 +98,7 @@ def training_of(store: Store, config: Config, policy: str, version: int) -> Trai
         seen.add(current.version)
         reached, made = current.version, _steps(store, current.run_id, policy)
         # A search chooses among all that it tried, so all of it is what the chosen prompts cost.
-        steps += [step for step in made if current.kind == "prompt" or step.version_after <= reached]
+        steps += [step for step in made if current.kind == "prompt" or _reached(step, policy) <= reached]
         current = _started_from(current, known)
     minutes = sum(step_s(step.report) for step in steps) / 60
     cost = total(_cost(step.report) for step in steps)
@@ -111,7 +111,15 @@ def training_of(store: Store, config: Config, policy: str, version: int) -> Trai
 
 
 def _steps(store: Store, run_id: str, policy: str) -> Iterable[ledger.Step]:
-    return [step for step in store.read(lambda c: ledger.steps(c, run_id)) if step.policy == policy]
+    every = store.read(lambda c: ledger.steps(c, run_id))
+    return [step for step in every if step.policy == policy or policy in step.report.get("policies", ())]
+
+
+def _reached(step: ledger.Step, policy: str) -> int:
+    """The version of the policy that came out of a step."""
+    if step.policy == policy:
+        return step.version_after
+    return int(step.report["policies"][policy]["version"])
 
 
 def _cost(report: Mapping[str, object]) -> Cost:

@@ -36,10 +36,19 @@ def step_line(row: Mapping[str, Any]) -> str:
         reward += f" [{row['reward_low']:.3f}, {row['reward_high']:.3f}]"
     success = "" if row["success"] is None else f", solved {100 * row['success']:.0f} %"
     return (
-        f"step {row['step'] + 1}: reward {reward}{success}, "
-        f"{row['num_zero_variance']}/{row['num_groups']} groups all equal, gradient norm {row['grad_norm']:.2f}, "
-        f"sampler-trainer gap {row['gap_mean']:.1e}, "
+        f"step {row['step'] + 1}: reward {reward}{success}, {_learned(row)}, "
         f"{seconds.get('rollouts', 0):.1f} s running + {seconds.get('update', 0):.1f} s learning"
+    )
+
+
+def _learned(row: Mapping[str, Any]) -> str:
+    """What the policy learned; each of them by name where there are several."""
+    parts = row.get("policies")
+    if parts:
+        return "; ".join(f"{name}: {_learned(part)}" for name, part in parts.items())
+    return (
+        f"{row['num_zero_variance']}/{row['num_groups']} groups all equal, gradient norm {row['grad_norm']:.2f}, "
+        f"sampler-trainer gap {row['gap_mean']:.1e}"
     )
 
 

@@ -5,7 +5,6 @@ A run is four processes: this one holds the loop and the backend; the gateway an
 """
 
 import asyncio
-import json
 import os
 import platform
 import re
@@ -19,22 +18,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection
-
 import leyden
-from leyden.base.config import EMBEDDED_KEY_ENV, Config, PolicyConfig, dump
+from leyden.base import several
+from leyden.base.config import EMBEDDED_KEY_ENV, Config, dump
 from leyden.base.errors import ConfigError, Interrupted, LearningError, TaskError
 from leyden.base.posting import post
-from leyden.base.records import PolicyVersion, Task
+from leyden.base.records import Task
 from leyden.base.tasks import Demo, check_splits, load_demos, load_tasks
-from leyden.cli.external import external_backend, is_external
+from leyden.cli.backends import backends_of, learners_of, policy_of
+from leyden.cli.external import is_external
 from leyden.cli.holdouts import refuse_leaks
 from leyden.cli.processes import Child
-from leyden.cli.teachers import teacher_of
+from leyden.cli.registering import Standing, register, take_up
 from leyden.house import House, Progress, sft_steps
 from leyden.learning import algorithms
 from leyden.learning.shaping import check_sampling
-from leyden.store import ledger, numbering, open_store, queue
+from leyden.store import open_store, queue
 from leyden.store.base import Store
 
 ENGINE_KEY_ENV = EMBEDDED_KEY_ENV
@@ -52,14 +51,6 @@ def store_of(config: Config, *, create: bool = True) -> Store:
     if url.startswith(prefix) and not url.startswith("sqlite:////"):
         url = f"{prefix}{config.resolve(url.removeprefix(prefix))}"
     return open_store(url, synchronous=config.store.synchronous, create=create)
-
-
-def policy_of(config: Config, name: str) -> PolicyConfig:
-    """The section of a policy. Raises ConfigError when there is none."""
-    if name not in config.policies:
-        known = ", ".join(sorted(config.policies)) or "none"
-        raise ConfigError(f"no section [policies.{name}] (known: {known}); add one with `model = ...`")
-    return config.policies[name]
 
 
 def tasks_of(config: Config) -> Tasks:
@@ -115,13 +106,15 @@ class LocalServices:
     """Gateway and runner of one run on this machine."""
 
     def __init__(
-        self, config: Config, store: Store, folder: Path, run_id: str, engine_url: str, engine_key: str
+        self, config: Config, store: Store, folder: Path, run_id: str, engines: Mapping[str, str], engine_key: str
     ) -> None:
-        """`config` with the policy's engine replaced by the embedded sampler is what the children read."""
-        policy = config.learn.policy
+        """`config` with the engines of policies replaced by those of this process is what the children read."""
         key_env = ENGINE_KEY_ENV if engine_key else ""
-        changed = config.policies[policy].model_copy(update={"engine": engine_url, "engine_key_env": key_env})
-        served = config.model_copy(update={"policies": {**config.policies, policy: changed}})
+        changed = {
+            policy: config.policies[policy].model_copy(update={"engine": url, "engine_key_env": key_env})
+            for policy, url in engines.items()
+        }
+        served = config.model_copy(update={"policies": {**config.policies, **changed}})
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "served.json"
         path.write_text(dump(served), encoding="utf-8")
@@ -214,39 +207,6 @@ def new_run_id(config: Config, training: bool = True) -> str:
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{what}-{secrets.token_hex(2)}"
 
 
-def backend_of(config: Config, policy: str) -> Any:
-    """The backend of a policy, not yet serving. Imports torch, unless somebody else serves the policy."""
-    settings = policy_of(config, policy)
-    if is_external(config, policy):
-        return external_backend(policy, settings)
-    if settings.provider:
-        raise ConfigError(f"policies.{policy} is answered by provider {settings.provider!r}; it cannot be trained here")
-    if not settings.model:
-        raise ConfigError(f"policies.{policy}.model is empty; name a folder, a hub id or a GGUF file")
-    try:
-        from leyden.learning.backends.embedded.backend import EmbeddedBackend
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"training needs {error.name}; install it with: pip install 'leyden[train]'") from error
-    local = config.resolve(settings.model)
-    template = str(config.resolve(settings.chat_template)) if settings.chat_template else ""
-    resolved = settings.model_copy(
-        update={"model": str(local) if local.exists() else settings.model, "chat_template": template}
-    )
-    return EmbeddedBackend(policy, resolved, config.learn, seed=config.run.seed)
-
-
-def start_version(connection: Connection, store: Store, policy: str, run_id: str, model: str, num_versions: int) -> int:
-    """The number of the version that a new run starts from: names are never reused, whatever ran before.
-
-    The `num_versions` that the run may make after it are set aside, so a run that starts while this one is stopped
-    does not take them.
-    """
-    number = numbering.next_version(connection, store, policy, num_after=num_versions)
-    version = PolicyVersion(policy=policy, version=number, path=model, run_id=run_id, created_at=time.time())
-    ledger.add_policy_version(connection, store, version, stage="base")
-    return number
-
-
 @contextmanager
 def open_house(
     config: Config,
@@ -268,115 +228,65 @@ def open_house(
     if config.run.dir == "":
         raise ConfigError("run.dir is empty; name a folder for runs, for example runs")
     policy_of(config, config.learn.policy)
+    several.refuse(config)
     train, val, held, demos = tasks or tasks_of(config)
     if training and config.learn.steps and not train:
         raise TaskError("there is nothing to learn from: set tasks.train, or learn.steps=0")
     if training and not held:
         progress.say("No holdout tasks (tasks.holdout): the run can learn, but it cannot prove a gain.")
     if training:
-        check_sampling(config)
-        algorithms.make(config.learn, config.base_dir)
+        for name in config.trained:
+            check_sampling(config.of(name))
+            algorithms.make(config.of(name).learn, config.base_dir)
     check_harness(config)
     check_verifier(config, [*train, *val, *held])
     policy = config.learn.policy
     store = store_of(config)
     run_id = resume.name if resume else new_run_id(config, training)
     folder = resume or config.resolve(config.run.dir) / run_id
-    backend = services = None
-    base, sft_done, done_steps = 0, False, 0
+    backends = services = None
+    standing = Standing()
     try:
-        if not is_external(config, policy):
-            progress.say(f"Loading {config.policies[policy].model} ...")
-        backend = backend_of(config, policy)
-        teacher = teacher_of(config, backend) if training else None
+        here = [name for name in (*config.trained, *config.frozen) if not is_external(config, name)]
+        for model in dict.fromkeys(config.policies[name].model for name in here):
+            progress.say(f"Loading {model} ...")
+        backends = backends_of(config)
         folder.mkdir(parents=True, exist_ok=True)
         if training:
-            base, sft_done, done_steps = _register(config, store, run_id, folder, len(demos), resume is not None)
-            version = base + (sft_steps(config, len(demos)) if sft_done else 0) + done_steps
-            if version == base:
-                backend.serve_as(base)
-            else:
-                backend.load(folder / "checkpoints" / f"{policy}@{version}", version, full=True)
-        engine_url = backend.start()
-        services = LocalServices(config, store, folder, run_id, engine_url, backend.engine_key)
+            standing = register(config, store, run_id, folder, len(demos), resume is not None, versions())
+        learners = learners_of(config, backends, standing.bases, training=training)
+        if training:
+            take_up(learners, standing, folder, sft_steps(config, len(demos)))
+        engines = backends.start()
+        services = LocalServices(config, store, folder, run_id, engines, backends.engine_key)
         services.start()
         yield House(
-            config=config,
+            config=learners[0].config,
             run_id=run_id,
             folder=folder,
             store=store,
-            backend=backend,
+            backend=learners[0].backend,
             services=services,
             progress=progress,
             train_tasks=train,
             holdout_tasks=held,
             val_tasks=val,
             demos=demos,
-            engine_url=engine_url,
-            teacher=teacher,
-            base_version=base,
-            done_steps=done_steps,
-            sft_done=sft_done,
+            engine_url=engines.get(policy, config.policies[policy].engine),
+            teacher=learners[0].teacher,
+            base_version=learners[0].base_version,
+            others=learners[1:],
+            frozen=tuple(backends.frozen),
+            done_steps=standing.done_steps,
+            sft_done=standing.sft_done,
             stop_requested=stop.check if stop else lambda: None,
         )
     finally:
         if services:
             services.stop()
-        if backend:
-            backend.close()
+        if backends:
+            backends.close()
         store.close()
-
-
-def load_version(house: House, number: int) -> None:
-    """Make the backend hold a registered version. Raises ConfigError when its weights are gone."""
-    if house.backend.version == number and number != 0:
-        return
-    known = {v.version: v for v in house.store.read(lambda c: ledger.policy_versions(c, house.policy))}
-    path = known[number].path if number in known else None
-    model = house.config.policies[house.policy].model
-    if path is None or path == model:
-        house.backend.load_base(number)
-    elif Path(path).is_dir():
-        house.backend.load(Path(path), number, full=False)
-    else:
-        raise ConfigError(f"the weights of {house.policy}@{number} are gone: {path} is no folder")
-
-
-def _register(
-    config: Config, store: Store, run_id: str, folder: Path, num_demos: int, resumed: bool
-) -> tuple[int, bool, int]:
-    """Write down a new run, or find where an old one stood: (base version, supervised stage done, steps done)."""
-    policy = config.learn.policy
-    if not resumed:
-        (folder / "config.json").write_text(dump(config), encoding="utf-8")
-        (folder / "versions.json").write_text(json.dumps(versions(), indent=2), encoding="utf-8")
-
-        def start(connection: Connection) -> int:
-            ledger.add_run(connection, store, run_id, json.loads(dump(config)), versions(), now=time.time())
-            num_versions = 0 if config.learn.improves_prompts else sft_steps(config, num_demos) + config.learn.steps
-            return start_version(connection, store, policy, run_id, config.policies[policy].model, num_versions)
-
-        return store.write(start).result(30), False, 0
-
-    def look(connection: Connection) -> list[PolicyVersion]:
-        return [v for v in ledger.policy_versions(connection, policy) if v.run_id == run_id]
-
-    mine = store.read(look)
-    if not mine:
-        raise ConfigError(f"run {run_id} is not in the store {store.url}; give the --config it was started with")
-    base = min(v.version for v in mine)
-    complete = [v for v in mine if v.version > base and _can_resume(folder / "checkpoints" / v.name)]
-    latest = max((v.version for v in complete), default=base)
-    imitated = sft_steps(config, num_demos)
-    if latest == base:
-        return base, False, 0
-    return base, config.sft is not None, latest - base - imitated
-
-
-def _can_resume(checkpoint: Path) -> bool:
-    """Whether a checkpoint has the state of the optimizer; the manifest names it only while it is whole."""
-    manifest = checkpoint / "leyden.json"
-    return manifest.exists() and json.loads(manifest.read_text(encoding="utf-8")).get("num_steps") is not None
 
 
 def raise_open_files() -> None:

@@ -72,10 +72,11 @@ async def _count(gateway: Gateway, request: Request) -> Response:
     needs.pop("thinking_budget", None)
     alias = parse_alias(body)
     asked = ModelRequest(dialect=_DIALECT.name, body=body, alias=alias, asked={}, needs=needs)
-    check_needs(asked, await gateway.router.policy(alias), {})
+    name = gateway.router.matchers.policy_of(alias, lambda: engine)
+    check_needs(asked, await gateway.router.policy(name), {}, name)
     if known is not None:
         engine["messages"] = with_exact(engine["messages"], await known.book.recall(gateway.reader))
-    route = await gateway.router.route(alias, known.rollout if known is not None else None)
+    route = await gateway.router.route(name, known.rollout if known is not None else None)
     if route.provider is not None:
         raise RequestRefused(
             f"{alias!r} is answered by provider {route.provider.name!r}, which is not asked to count tokens",

@@ -24,6 +24,7 @@ from leyden.gateway.client_headers import limits_of
 from leyden.gateway.engine_answers import error_of, fault_of
 from leyden.gateway.journal import log_call
 from leyden.gateway.ledger import Book, Flight, digest_of, note_texts
+from leyden.gateway.matching import NEUTRAL
 from leyden.gateway.providers import Response
 from leyden.gateway.providers.faults import told
 from leyden.gateway.refusals import refuse
@@ -102,17 +103,22 @@ async def translate(gateway: Gateway, called: Called) -> Translated:
     RequestRefused."""
     dialect = called.arrival.address.dialect
     request = dialect.parse(json_object(called.raw))
-    policy = await gateway.router.policy(request.alias)
+    matchers = gateway.router.matchers
+    if request.alias not in matchers.models:
+        await gateway.router.policy(request.alias)  # an unknown name is refused before anything is looked up for it
     if request.previous is not None or request.recalls:
         request = await resolved(gateway.reader, called.known, dialect, request)
+    name = matchers.policy_of(request.alias, lambda: dialect.engine_body(request, NEUTRAL, request.alias))
+    policy = await gateway.router.policy(name)
     used, rewrites = effective_sampling(request, policy, called.known.rollout if called.known else None)
     if request.needs:
-        check_needs(request, policy, used)
+        check_needs(request, policy, used, name)
     return Translated(
         called=called,
         request=request,
         used=used,
-        rewrites=[*rewrites, *request.rewrites],
+        rewrites=[*rewrites, *request.rewrites, *(["model"] if name != request.alias else [])],
+        policy=name,
         digest=digest_of(dialect.path, request.body),
     )
 
@@ -130,7 +136,7 @@ async def choose(gateway: Gateway, book: Book, translated: Translated, flight: F
             await gateway.keys.refresh(called.known)
         rollout = called.known.rollout if called.known is not None else None
         session = called.live.session or "" if called.live is not None else ""
-        route = await gateway.router.route(translated.request.alias, rollout, session)
+        route = await gateway.router.route(translated.policy, rollout, session)
         model = await gateway.upstream.name(route)
         await gateway.upstream.require(route, called.arrival.address.dialect, model)
         used, rewrites = dict(translated.used), list(translated.rewrites)

@@ -29,9 +29,13 @@ def json_object(raw: bytes) -> Body:
     return body
 
 
-def check_needs(request: ModelRequest, policy: PolicyConfig | None, used: Mapping[str, Any]) -> None:
-    """RequestRefused naming the field that needs what the engine of this policy is not known to have. `used` are the
-    sampling parameters: a budget of thinking that they keep to by themselves needs nothing."""
+def check_needs(request: ModelRequest, policy: PolicyConfig | None, used: Mapping[str, Any], name: str = "") -> None:
+    """RequestRefused naming the field that needs what the engine of this policy is not known to have.
+
+    `used` are the sampling parameters: a budget of thinking that they keep to by themselves needs nothing. `name` is
+    the policy's, where it is not the one that was asked for.
+    """
+    name = name or request.alias
     features = policy.engine_features if policy is not None else ()
     for feature, field in request.needs.items():
         if feature == "thinking_budget" and (_has_provider(policy) or not budget_binds(request, used)):
@@ -43,9 +47,9 @@ def check_needs(request: ModelRequest, policy: PolicyConfig | None, used: Mappin
             )  # fmt: skip
         if feature not in features:
             raise RequestRefused(
-                f"{field} needs an engine with {feature!r}, which that of {request.alias!r} is not known to have",
+                f"{field} needs an engine with {feature!r}, which that of {name!r} is not known to have",
                 field=field,
-                hint=f"leave {field} out, or list {feature!r} in policies.{request.alias}.engine_features if "
+                hint=f"leave {field} out, or list {feature!r} in policies.{name}.engine_features if "
                 "its engine can do it" + _OTHERWISE.get(feature, " (the embedded one cannot)"),
             )
 

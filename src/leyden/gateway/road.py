@@ -119,6 +119,8 @@ class Translated:
     """Fields that were changed."""
     digest: str
     """Of the request."""
+    policy: str
+    """Who answers: the name that was asked for, or what a matcher made of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

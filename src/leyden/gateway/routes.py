@@ -159,9 +159,8 @@ async def _models(gateway: Gateway, request: Request) -> Response:
         attempt_id=params.get("attempt_id"), mode=params.get("mode"),
     )  # fmt: skip
     await attempt_of(gateway.keys, caller, address)
-    listed = [
-        {"id": alias, "object": "model", "created": 0, "owned_by": "leyden"} for alias in await gateway.router.aliases()
-    ]
+    names = sorted({*await gateway.router.aliases(), *gateway.router.matchers.models})
+    listed = [{"id": alias, "object": "model", "created": 0, "owned_by": "leyden"} for alias in names]
     return Json({"object": "list", "data": listed})
 
 

@@ -16,6 +16,7 @@ from leyden.base.errors import ConfigError, EngineUnreachable, RequestRefused
 from leyden.base.records import Rollout
 from leyden.gateway.changes import Changes
 from leyden.gateway.health import Health
+from leyden.gateway.matching import Matchers
 from leyden.gateway.providers import BASE_URLS, ENGINES, PLAIN, Provider, Wire, wire_of
 from leyden.store import aio, ledger
 from leyden.store.base import Store
@@ -64,6 +65,8 @@ class Router:
         self._health = health or Health(eject_after=3)
         self._config = config
         self._store = store
+        self.matchers = Matchers(config)
+        """Decide for names that stand for no single policy."""
         self._changes = Changes(store, ledger.TOPIC)
         self._engines: dict[str, list[_Engine]] = {}
         self._serving: dict[str, int] = {}

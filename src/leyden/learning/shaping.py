@@ -76,10 +76,10 @@ def refuse_mismatch(assembly: Assembly, algorithm: Algorithm) -> None:
     )
 
 
-def num_dull(assembly: Assembly, group_ids: Sequence[str]) -> int:
+def dull_groups(assembly: Assembly, group_ids: Sequence[str]) -> set[str]:
     """Groups of `group_ids` in which no two rewards differ, those without any reward included."""
     rewards: dict[str, set[float]] = {group_id: set() for group_id in group_ids}
     for scored in assembly.rollouts:
         if scored.drop is None and scored.reward is not None:
             rewards[scored.group_id].add(scored.reward)
-    return sum(len(values) < 2 for values in rewards.values())
+    return {group_id for group_id, values in rewards.items() if len(values) < 2}

@@ -80,12 +80,14 @@ def summarise(
     config: Config,
     *,
     policy: str | None = None,
+    others: Sequence[str] = (),
     version: int | None = None,
     label: str = "",
     tasks: Sequence[Task] | None = None,
 ) -> Evaluation:
     """The evaluation of `policy` (default `config.learn.policy`) from the traces of one run over one split.
 
+    `others` are policies that were trained beside it: what is judged is all of them, and all are named.
     `tasks` is what was to be evaluated: a task of it without any trace is kept as one without a rollout
     that counts, and a trace of another task is refused. Only the order of several rollouts of a task matters.
 
@@ -98,6 +100,7 @@ def summarise(
     found = _only([_version(trace, name) for trace in traces], "policy versions")
     if version not in (None, found):
         raise RecordError(f"the traces are of {name}@{found}, not of {name}@{version}; read those of {version}")
+    beside = {other: _only([_version(trace, other) for trace in traces], "policy versions") for other in others}
     by_task: dict[str, list[Trace]] = {task.id: [] for task in tasks or ()}
     asked = {task.id: task for task in tasks or ()}
     for trace in traces:
@@ -108,7 +111,7 @@ def summarise(
             raise RecordError(f"task id {task.id!r} stands for different tasks; give every task its own id")
         by_task.setdefault(task.id, []).append(trace)
     return Evaluation(
-        policy_version=f"{name}@{found}",
+        policy_version="+".join(f"{one}@{number}" for one, number in {name: found, **beside}.items()),
         split=_only([task.split for task in asked.values()], "splits"),
         fingerprint=fingerprint(asked.values()),
         success=config.rewards.success,

@@ -18,6 +18,7 @@ from leyden.base.records import (
     CallIntent,
     Choice,
     FloatArray,
+    IntArray,
     Outcome,
     Provenance,
     Reward,
@@ -105,11 +106,19 @@ class FakeBackend:
 class ScriptedServices:
     """Runs every queued rollout by `play` when it is checked."""
 
-    def __init__(self, store: Store, play: Play, policy: str = "main") -> None:
+    def __init__(
+        self,
+        store: Store,
+        play: Play,
+        policy: str = "main",
+        asked: Callable[[Rollout], Sequence[str]] | None = None,
+    ) -> None:
+        """`asked`: the policies that a rollout calls, in order; one call of `policy` where it is not given."""
         self.num_held = 0
         self.held = False
         self.played: list[Rollout] = []
-        self._store, self._play, self._policy = store, play, policy
+        self._store, self._play = store, play
+        self._asked = asked or (lambda _: (policy,))
         self._recorder = Recorder(store)
 
     def check(self) -> None:
@@ -139,7 +148,9 @@ class ScriptedServices:
 
         attempt = self._store.write(begin).result(BOUND_S)
         if reward is not None:
-            self._record(rollout, attempt, reward)
+            for seq, policy in enumerate(self._asked(rollout)):
+                self._record(rollout, attempt, seq, policy)
+            self._score(rollout, attempt, reward)
 
         def end(connection: Connection) -> None:
             called = reward is not None
@@ -166,25 +177,32 @@ class ScriptedServices:
 
         self._store.write(end).result(BOUND_S)
 
-    def _record(self, rollout: Rollout, attempt: Attempt, reward: float) -> None:
+    def _score(self, rollout: Rollout, attempt: Attempt, reward: float) -> None:
+        self._recorder.rewards(rollout.id, attempt.id, [Reward(name="right", value=reward)]).result(BOUND_S)
+
+    def _said(self, rollout: Rollout, policy: str) -> tuple[IntArray, IntArray, FloatArray, str]:
+        """(prompt, sampled ids, their log-probs, text) of a call."""
+        ids = np.asarray([len(rollout.task.id) % 7, 5, 2], np.int32)
+        return np.asarray([1, 4, 3], np.int32), ids, np.full(3, -0.5, np.float32), "hi"
+
+    def _record(self, rollout: Rollout, attempt: Attempt, seq: int, policy: str) -> None:
         call_id = new_id("call")
         sampling = {"temperature": rollout.sampling.get("temperature", 1.0), "top_p": 1.0}
-        ids = np.asarray([len(rollout.task.id) % 7, 5, 2], np.int32)
+        prompt_ids, ids, logprobs, text = self._said(rollout, policy)
         self._recorder.intent(
             CallIntent(
-                call_id=call_id, rollout_id=rollout.id, attempt_id=attempt.id, seq=0, digest="d", occurrence=0,
-                origin="rollout", dialect="openai_chat", alias=self._policy, policy=self._policy,
-                policy_version=rollout.policy_versions[self._policy], engine="fake", stream=False,
-                request={"model": self._policy, "messages": [{"role": "user", "content": rollout.task.id}]},
+                call_id=call_id, rollout_id=rollout.id, attempt_id=attempt.id, seq=seq, digest="d", occurrence=seq,
+                origin="rollout", dialect="openai_chat", alias=policy, policy=policy,
+                policy_version=rollout.policy_versions[policy], engine="fake", stream=False,
+                request={"model": policy, "messages": [{"role": "user", "content": rollout.task.id}]},
                 sampling={"asked": {}, "used": sampling}, started_at=time.time(),
             )
         ).result(BOUND_S)  # fmt: skip
         self._recorder.completion(
             CallCompletion(
                 call_id=call_id, status="ok", http_status=200, response={"id": call_id},
-                provenance=Provenance.SERVED, prompt_ids=np.asarray([1, 4, 3], np.int32),
-                choices=[Choice(index=0, completion_ids=ids, logprobs=np.full(3, -0.5, np.float32),
-                                finish_reason="stop", text="hi")],
+                provenance=Provenance.SERVED, prompt_ids=prompt_ids,
+                choices=[Choice(index=0, completion_ids=ids, logprobs=logprobs,
+                                finish_reason="stop", text=text)],
             )
         ).result(BOUND_S)  # fmt: skip
-        self._recorder.rewards(rollout.id, attempt.id, [Reward(name="right", value=reward)]).result(BOUND_S)

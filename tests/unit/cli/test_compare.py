@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.unit.cli.calling import Caller
@@ -41,9 +42,14 @@ def add(store: Store, mark: str, run: str, label: str, version: int, result: Eva
     ).result(20)  # fmt: skip
 
 
-def register(store: Store, run: str, number: int, parent: int | None, path: str, stage: str | None = None) -> None:
+def register(
+    store: Store, run: str, number: int, parent: int | None, path: str, stage: str | None = None, prompts: Any = None
+) -> None:
     """A version of `main`."""
-    one = PolicyVersion(policy="main", version=number, parent=parent, path=path, run_id=run)
+    one = PolicyVersion(
+        policy="main", version=number, kind="prompt" if prompts else "weights", parent=parent, path=path, run_id=run,
+        prompts=prompts or {},
+    )  # fmt: skip
     store.write(lambda c: ledger.add_policy_version(c, store, one, stage=stage)).result(20)
 
 
@@ -171,12 +177,10 @@ def test_prompts_cost_all_of_the_search_and_what_made_the_weights_they_were_foun
     path = next(v.path for v in store.read(ledger.policy_versions) if v.version == 9)
     register(store, "search-0", 40, None, str(path))
     prompts = {"system": {"where": "system", "original": "a", "text": "b"}}
-    for number in (41, 42):
-        one = PolicyVersion(
-            policy="main", version=number, kind="prompt", parent=40, path=path, run_id="search-0", prompts=prompts
-        )
-        store.write(lambda c, one=one: ledger.add_policy_version(c, store, one, stage="prompts")).result(20)
+    register(store, "search-0", 41, 40, str(path), prompts=prompts)
+    register(store, "search-0", 42, 40, str(path), prompts=prompts)
     register(store, "search-1", 50, None, str(path))
+    register(store, "search-1", 51, 50, str(path), prompts=prompts)
     store.write(
         lambda c: ledger.add_step(
             c, store, run_id="search-1", step=0, stage="prompts", policy="main", version_before=50, version_after=52,
@@ -184,10 +188,6 @@ def test_prompts_cost_all_of_the_search_and_what_made_the_weights_they_were_foun
                     "reflection_usd": 0.25},
         )
     ).result(20)  # fmt: skip
-    one = PolicyVersion(
-        policy="main", version=51, kind="prompt", parent=50, path=path, run_id="search-1", prompts=prompts
-    )
-    store.write(lambda c: ledger.add_policy_version(c, store, one, stage="prompts")).result(20)
     weights = training_of(store, config, "main", 9)
     both = training_of(store, config, "main", 51)
     store.close()

@@ -9,6 +9,8 @@ import pytest
 from leyden.base.config import Config, from_tree
 from leyden.base.errors import ConfigError, Interrupted, LearningError
 from leyden.cli import wiring
+from leyden.cli.backends import policy_of
+from leyden.cli.registering import start_version
 from leyden.store import ledger
 
 
@@ -24,7 +26,7 @@ def test_a_relative_store_lies_beside_the_configuration(tmp_path: Path) -> None:
 
 def test_a_policy_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"\[policies.other\] \(known: main\)"):
-        wiring.policy_of(config_of(tmp_path, policies={"main": {"model": "m"}}), "other")
+        policy_of(config_of(tmp_path, policies={"main": {"model": "m"}}), "other")
 
 
 def test_imitation_without_demonstrations_is_refused(tmp_path: Path) -> None:
@@ -44,7 +46,7 @@ def test_a_new_run_never_reuses_the_number_of_a_version(tmp_path: Path) -> None:
     store = wiring.store_of(config_of(tmp_path))
     try:
         numbers = [
-            store.write(lambda c, r=run: wiring.start_version(c, store, "main", r, "model", 7)).result(10)  # type: ignore[misc]
+            store.write(lambda c, r=run: start_version(c, store, "main", r, "model", 7)).result(10)  # type: ignore[misc]
             for run in ("run-1", "run-2")
         ]
         # The first run may make versions 1 to 7, even if it is resumed after the second has begun.

@@ -11,7 +11,7 @@ from leyden.base.config import from_tree
 from leyden.base.errors import ConfigError, ObjectiveError
 from leyden.base.records import Drop, Trace
 from leyden.learning.algorithms import GroupRelative
-from leyden.learning.shaping import check_sampling, num_dull, punishment, refuse_mismatch, shaped
+from leyden.learning.shaping import check_sampling, dull_groups, punishment, refuse_mismatch, shaped
 from leyden.traces.assemble import Assembly, assemble
 
 DR_GRPO = GroupRelative(name="dr_grpo")
@@ -71,10 +71,10 @@ def test_a_configuration_that_samples_otherwise_is_refused_before_anything_runs(
         check_sampling(from_tree(tree, base_dir=Path()))
 
 
-def test_groups_with_nothing_to_compare_are_counted_those_without_a_reward_too() -> None:
+def test_groups_with_nothing_to_compare_are_found_those_without_a_reward_too() -> None:
     traces = [
         make_trace(f"{g}{k}", group_id=g, reward=value)
         for g, values in {"a": (1.0, 1.0), "b": (0.0, 1.0), "c": (1.0,), "d": (None, None)}.items()
         for k, value in enumerate(values)
     ]
-    assert num_dull(assembled(*traces), ["a", "b", "c", "d"]) == 3
+    assert dull_groups(assembled(*traces), ["a", "b", "c", "d"]) == {"a", "c", "d"}

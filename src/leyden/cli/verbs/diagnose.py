@@ -12,6 +12,7 @@ from leyden.base.config import Config
 from leyden.base.errors import ConfigError, EngineError
 from leyden.base.posting import post
 from leyden.cli import wiring
+from leyden.cli.backends import policy_of
 from leyden.cli.verbs.options import DEFAULT_CONFIG, ConfigOption, JsonOption, SetOption, read_config
 from leyden.release.diagnosis import RULES, Diagnosis, diagnose
 from leyden.release.diagnosis.custom import load_rules
@@ -59,7 +60,7 @@ def command(
 
 def ask_of(settings: Config, policy: str) -> Ask:
     """How to ask the model behind a policy with an engine of its own. Raises ConfigError when it has none."""
-    found = wiring.policy_of(settings, policy)
+    found = policy_of(settings, policy)
     if not found.engine:
         raise ConfigError(f"policies.{policy}.engine is empty; a judge needs the URL of an engine that is running")
     key = os.environ.get(found.engine_key_env, "") if found.engine_key_env else ""

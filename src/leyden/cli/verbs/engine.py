@@ -9,6 +9,7 @@ import typer
 
 from leyden.base.errors import ConfigError
 from leyden.cli import wiring
+from leyden.cli.backends import backend_of
 from leyden.cli.processes import die_with_parent, write_ready
 from leyden.cli.verbs.options import DEFAULT_CONFIG, ConfigOption, ReadyFile, SetOption, read_config
 from leyden.store import ledger
@@ -29,7 +30,7 @@ def command(
     """Serve one policy version until told to stop."""
     die_with_parent()
     settings = read_config(config, override)
-    backend = wiring.backend_of(settings, policy)
+    backend = backend_of(settings, policy)
     store = wiring.store_of(settings)
     try:
         serving = store.read(lambda connection: ledger.serving(connection, policy))

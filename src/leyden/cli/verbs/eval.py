@@ -17,6 +17,7 @@ from leyden.base.tasks import fingerprint
 from leyden.cli import wiring
 from leyden.cli.holdouts import plan_of
 from leyden.cli.progress import JsonProgress, TextProgress
+from leyden.cli.registering import load_version
 from leyden.cli.verbs.options import DEFAULT_CONFIG, ConfigOption, JsonOption, SetOption, read_config
 from leyden.house import House
 from leyden.loop import evaluate, judge
@@ -122,7 +123,7 @@ async def evaluate_versions(house: House, numbers: list[int], split: str) -> lis
     results = []
     for number in numbers:
         await house.services.hold()
-        await asyncio.to_thread(wiring.load_version, house, number)
+        await asyncio.to_thread(load_version, house, number)
         await house.services.resume()
         tasks = house.holdout_tasks if split == "holdout" else house.val_tasks
         results.append(await evaluate(house, f"{split}-{number}", number, tasks, split=split))

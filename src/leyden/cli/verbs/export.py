@@ -75,8 +75,9 @@ def command(
 def _rows(
     settings: Config, reader: Reader, groups: list[list[str]], include_dropped: bool, counted: Counter[str]
 ) -> Iterator[dict[str, Any]]:
-    algorithm = algorithms.make(settings.learn, settings.base_dir)
     policy = settings.learn.policy
+    settings = settings.of(policy)
+    algorithm = algorithms.make(settings.learn, settings.base_dir)
     chunk: list[str] = []
     for number, group in enumerate(groups):
         chunk += group

@@ -114,6 +114,7 @@ def _list(store: Store, limit: int, json_output: bool) -> None:
 def _judge(settings: Config, group: Sequence[Trace], rollout_id: str) -> tuple[list[Action], float | None]:
     """(every action of the rollout with its drop, its credit within its group)."""
     over = [t for t in group if t.rollout.state in (RolloutState.SUCCEEDED, RolloutState.FAILED)]
+    settings = settings.of(settings.learn.policy)
     assembly = assemble_for(settings, over)
     credit = credit_alone(over, assembly, algorithms.make(settings.learn, settings.base_dir), settings.learn)
     mine = [a for a in assembly.actions if a.rollout_id == rollout_id]

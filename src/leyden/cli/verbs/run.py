@@ -114,9 +114,12 @@ def _rollouts(store: Store, tasks: list[Task], samples: int, mode: Mode, setting
     serving = {n: store.read(lambda c, n=n: ledger.serving(c, n)) for n in names}  # type: ignore[misc]
     versions = {n: (found.version if found else 0) for n, found in serving.items()}
     rollouts = []
+    # Where several policies answer, each samples as its own section says.
+    alone = len(settings.trained) + len(settings.frozen) == 1
     for task in tasks:
         group = new_id("group")
-        sampling = {} if mode == "train" else settings.policies[settings.learn.policy].eval.model_dump()
+        evaluated = mode != "train" and alone
+        sampling = settings.policies[settings.learn.policy].eval.model_dump() if evaluated else {}
         rollouts += [
             Rollout(
                 id=new_id("ro"),

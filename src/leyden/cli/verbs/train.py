@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +45,27 @@ def command(
     settings = resumed_config(resume, override or []) if resume else read_config(config, override)
     if explain:
         path = resume / "config.json" if resume else config
-        algorithm = algorithms.make(settings.learn, settings.base_dir)
-        surrogate = algorithms.surrogate_of(settings.learn, algorithm)
-        found = explained(settings, origins(path, override or []), surrogate)
-        typer.echo(json.dumps(found) if json_output else text(found))
+        found = explanations(settings, origins(path, override or []))
+        if json_output:
+            typer.echo(json.dumps(found if len(found) > 1 else found[settings.learn.policy]))
+            return
+        for name, one in found.items():
+            typer.echo((f"== policy {name} ==\n\n" if len(found) > 1 else "") + text(one))
         return
     progress = JsonProgress() if json_output else TextProgress()
     progress.done(train(settings, progress, resume=resume))
+
+
+def explanations(settings: Config, origin_of: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """What is minimised for each policy that is trained, and where its numbers come from."""
+    found = {}
+    for name in settings.trained:
+        own = settings.of(name)
+        prefix = f"policies.{name}.learn."
+        mine = {k.removeprefix(f"policies.{name}."): v for k, v in origin_of.items() if k.startswith(prefix)}
+        surrogate = algorithms.surrogate_of(own.learn, algorithms.make(own.learn, own.base_dir))
+        found[name] = explained(own, {**origin_of, **mine}, surrogate)
+    return found
 
 
 def say_plan(house: House) -> None:

@@ -9,6 +9,7 @@ their place.
 
 import ctypes
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ from leyden.learning.backends.base import Objective, UpdateReport
 from leyden.learning.backends.embedded import checkpoint
 from leyden.learning.backends.embedded.chat import ChatFormat
 from leyden.learning.backends.embedded.model import LoadedModel, load_model
-from leyden.learning.backends.embedded.sampler import Sampler
+from leyden.learning.backends.embedded.sampler import PREFIX_BYTES, Sampler
 from leyden.learning.backends.embedded.server import EngineServer
 from leyden.learning.backends.embedded.splice import Splicer
 from leyden.learning.backends.embedded.tools import check_parser
@@ -46,9 +47,11 @@ class EmbeddedBackend:
         drain_timeout_s: float = 60.0,
         max_active: int = 64,
         loaded: LoadedModel | None = None,
+        turn: "threading.Lock | None" = None,
+        prefix_bytes: int = PREFIX_BYTES,
     ) -> None:
         """`config.model` and `config.chat_template` are paths as they are; `loaded` is used instead of
-        loading one."""
+        loading one; `turn` is taken for each pass of the sampler."""
         check_parser(config.tool_parser)
         self.policy = policy
         self.version = version
@@ -63,7 +66,9 @@ class EmbeddedBackend:
         )
         self.chat = ChatFormat(self.loaded)
         self.trainer = Trainer(self.loaded, learn) if config.trainable else None
-        self.sampler = Sampler(self.loaded, version=version, seed=seed, max_active=max_active)
+        self.sampler = Sampler(
+            self.loaded, version=version, seed=seed, max_active=max_active, prefix_bytes=prefix_bytes, turn=turn
+        )
         self.server = EngineServer(
             policy,
             self.sampler,

@@ -41,6 +41,10 @@ ADMIT_STEPS = 4
 step. Prompts that entered one by one took 43 % of the sampler's time with 64 agents on two cores."""
 
 
+PREFIX_BYTES = 512 * 1024 * 1024
+"""Room for the keys and values of prompts that may come again."""
+
+
 class Sampler:
     """Owns the model while it samples. `version` is what it serves."""
 
@@ -52,12 +56,15 @@ class Sampler:
         seed: int = 0,
         max_active: int = 64,
         max_waiting: int = 4096,
-        prefix_bytes: int = 512 * 1024 * 1024,
+        prefix_bytes: int = PREFIX_BYTES,
+        turn: "threading.Lock | None" = None,
     ) -> None:
+        """`turn` is held during each forward pass; samplers that share the machine share it."""
         self.loaded = loaded
         self.version = version
         self.counters = Counters()
         self.max_active, self.max_waiting = max_active, max_waiting
+        self._turn = turn or threading.Lock()
         self._rng = random.Random(seed)
         self._decoder = Decoder(loaded, self.counters, prefix_bytes)
         self._waiting: deque[RunningSequence] = deque()
@@ -191,7 +198,8 @@ class Sampler:
                     if not self._want_pause:
                         self._admit()
                     if self._active:
-                        tokens, logprobs = self._decoder.step()
+                        with self._turn:
+                            tokens, logprobs = self._decoder.step()
                         # From the highest slot down: ending a sequence moves the last one into its place.
                         for slot in range(len(tokens) - 1, -1, -1):
                             self._take(slot, tokens[slot], logprobs[slot])
@@ -258,7 +266,8 @@ class Sampler:
             room = self.max_active - len(self._active)
             taken = [self._waiting.popleft() for _ in range(min(room, len(self._waiting)))]
         if taken:
-            self._decoder.admit(taken)
+            with self._turn:
+                self._decoder.admit(taken)
 
     def _take(self, slot: int, token: int, logprob: float) -> None:
         """Give a sequence its new token, and end it if that is the end."""

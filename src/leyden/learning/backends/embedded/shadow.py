@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from leyden.learning.backends.embedded.precision import LOW, LowLinear
 
@@ -71,7 +72,7 @@ class ShadowLinear(nn.Module):
         self._taken = (self.weight.data_ptr(), self.weight._version)
         self.bias_shadow = None if self.bias is None else self.bias.detach().to(LOW)
         if packing_works() and weight.device.type == "cpu":
-            self.packed, self.plain = torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_BATCH), None
+            self.packed, self.plain = _packed(weight), None
         else:
             self.packed, self.plain = None, weight
 
@@ -87,6 +88,17 @@ class ShadowLinear(nn.Module):
             return out
         assert self.plain is not None
         return nn.functional.linear(x, self.plain, self.bias_shadow)
+
+
+_all_packed = WeakTensorKeyDictionary()
+"""Packed copy of a bfloat16 copy, while both are there: samplers of policies with one base share it."""
+
+
+def _packed(weight: Tensor) -> Tensor:
+    if weight not in _all_packed:
+        _all_packed[weight] = torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_BATCH)
+    found: Tensor = _all_packed[weight]
+    return found
 
 
 _packing: bool | None = None
