@@ -97,7 +97,8 @@ def check_reflection(config: Config) -> None:
     if not alias.engine and not alias.provider and settings.reflection not in config.frozen:
         raise ConfigError(
             f"prompts.reflection is {settings.reflection!r}, which nothing serves beside the policy that is "
-            f"improved; set policies.{settings.reflection}.provider, .engine, or its model"
+            f"improved; set policies.{settings.reflection}.provider or policies.{settings.reflection}.engine, or "
+            "trainable = false for a model of your own"
         )
     if settings.max_reflection_usd is not None and config.price_of(settings.reflection) is None:
         raise ConfigError(
