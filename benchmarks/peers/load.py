@@ -1,8 +1,9 @@
 """Load generator: keep-alive clients on bare asyncio protocols, so that it costs less than what it measures.
 
 Reads one JSON object on standard input: `{host, port, clients: [{path, key}], body, warmup_s, seconds}`; each
-client sends its next request as soon as its answer is whole. Prints one JSON object: `{rps, p50_ms, p99_ms,
-answered, errors}`, where `answered` counts the warm-up too.
+client sends its next request as soon as its answer is whole. With `calls` it ends after so many answers, and `seconds`
+is the longest that it may take. Prints one JSON object: `{rps, p50_ms, p99_ms, answered, errors}`, where `answered`
+counts the warm-up too.
 """
 
 import asyncio
@@ -28,6 +29,8 @@ class Client(asyncio.Protocol):
         """Answers with another status than 200, and lost connections."""
         self.running = True
         """Whether to send another request."""
+        self.connected = True
+        """Whether the server did not close the connection."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
@@ -35,6 +38,7 @@ class Client(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.errors += int(self.running)
+        self.connected = False
 
     def data_received(self, data: bytes) -> None:
         self._parser.feed_data(data)
@@ -75,7 +79,10 @@ async def run(job: dict[str, Any]) -> dict[str, float]:
         await loop.create_connection(lambda client=client: client, job["host"], job["port"])  # type: ignore[misc]
     await asyncio.sleep(job["warmup_s"])
     began = time.perf_counter()
-    await asyncio.sleep(job["seconds"])
+    if "calls" in job:
+        await _answered(clients, job["calls"], began + job["seconds"])
+    else:
+        await asyncio.sleep(job["seconds"])
     ended = time.perf_counter()
     for client in clients:
         client.close()
@@ -90,6 +97,14 @@ async def run(job: dict[str, Any]) -> dict[str, float]:
         "answered": sum(len(client.latencies) for client in clients),
         "errors": errors,
     }
+
+
+async def _answered(clients: list[Client], num_calls: int, deadline: float) -> None:
+    """Wait until so many answers are there."""
+    while sum(len(client.latencies) for client in clients) < num_calls:
+        if time.perf_counter() > deadline or not any(client.connected for client in clients):
+            raise TimeoutError(f"fewer than {num_calls} answers came")
+        await asyncio.sleep(0.02)
 
 
 if __name__ == "__main__":

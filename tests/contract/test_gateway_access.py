@@ -3,8 +3,10 @@
 import json
 import logging
 import socket
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -298,22 +300,27 @@ def test_an_engine_cannot_redirect_the_gateway(room: Room) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
         asked: list[bytes] = []
+        over = threading.Event()
 
         def answer_redirects() -> None:
-            server.settimeout(20)
-            for _ in range(2):
-                connection, _ = server.accept()
-                with connection:
-                    asked.append(connection.recv(65536))
-                    where = f"{room.engine.url}/v1/chat/completions".encode()
-                    connection.sendall(b"HTTP/1.1 307 X\r\nlocation: " + where + b"\r\ncontent-length: 0\r\n\r\n")
+            server.settimeout(0.1)
+            while not over.is_set():
+                with suppress(TimeoutError):
+                    connection, _ = server.accept()
+                    with connection:
+                        connection.settimeout(20)
+                        asked.append(connection.recv(65536))
+                        where = f"{room.engine.url}/v1/chat/completions".encode()
+                        connection.sendall(b"HTTP/1.1 307 X\r\nlocation: " + where + b"\r\ncontent-length: 0\r\n\r\n")
 
         thread, _ = in_thread(answer_redirects)
         room.admin("POST", "/api/models", [{"model": "sly", "endpoint": url}])
         answer = room.request("POST", "/v1/chat/completions", {**BODY, "model": "sly"}, key=room.gateway.admin_key)
+        over.set()
         thread.join(20)
         assert answer.status in (502, 307) or answer.status >= 400
-        assert list(room.engine.requests) == [] and len(asked) == 2
+        # What it lists, the probe, and the call, unless that met the closing connection of the probe.
+        assert list(room.engine.requests) == [] and len(asked) >= 2
 
 
 # Headers and paths

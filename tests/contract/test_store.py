@@ -360,3 +360,78 @@ store.close()
     store = open_store(url)
     assert set(_values(store)) == {"a", "b", "c"}
     store.close()
+
+
+# Receipts
+
+
+def test_a_receipt_comes_once_the_rows_are_durable_or_says_why_not(store: Store) -> None:
+    found: dict[str, BaseException | None] = {}
+    told = threading.Event()
+
+    def receipt(name: str) -> Callable[[BaseException | None], None]:
+        def take(failure: BaseException | None) -> None:
+            assert name not in found
+            found[name] = failure
+            if len(found) == 3:
+                told.set()
+
+        return take
+
+    held = _Held(store)
+    for number, name in enumerate(("a", "b", "a")):
+        store.hand_in([(control, [_row(name)])], receipt(f"{number}"), lazily=number == 1)
+    assert found == {}
+    store.flush()
+    held.release()
+    assert told.wait(BOUND_S)
+    assert found["0"] is None and found["1"] is None and isinstance(found["2"], Conflict)
+    assert _values(store) == {"a": "1", "b": "1"}
+
+
+def test_what_was_handed_in_goes_with_what_comes_after_it_or_with_the_end(store: Store) -> None:
+    found: list[BaseException | None] = []
+    store.hand_in([(control, [_row("a")])], found.append)
+    store.append(control, [_row("b")]).result(BOUND_S)
+    assert found == [None]
+    store.hand_in([(control, [_row("c")])], found.append)
+    store.close()
+    assert found == [None, None]
+
+
+def test_a_closed_store_says_so_in_the_receipt(store: Store) -> None:
+    store.close()
+    found: list[BaseException | None] = []
+    store.hand_in([(control, [_row("a")])], found.append)
+    assert isinstance(found[0], StoreUnusable)
+
+
+def test_many_receipts_of_one_commit_wake_an_event_loop_once(store: Store) -> None:
+    wakes = 0
+
+    async def main() -> None:
+        nonlocal wakes
+        loop, quay = asyncio.get_running_loop(), aio.Quay(store)
+        wake = loop.call_soon_threadsafe
+
+        def counted(*arguments: Any, **named: Any) -> Any:
+            nonlocal wakes
+            wakes += 1
+            return wake(*arguments, **named)
+
+        loop.call_soon_threadsafe = counted  # type: ignore[method-assign, assignment]
+        held = _Held(store)
+        names = [str(number) for number in range(50)]
+        waits = [quay.durable(lambda receipt, n=n: store.hand_in([(control, [_row(n)])], receipt)) for n in names]  # type: ignore[misc]
+        again = quay.durable(lambda receipt: store.hand_in([(control, [_row("0")])], receipt))
+        tasks = [asyncio.ensure_future(wait) for wait in [*waits, again]]
+        await asyncio.sleep(0)
+        tasks[1].cancel()
+        held.release()
+        results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), BOUND_S)
+        assert isinstance(results[1], asyncio.CancelledError) and isinstance(results[-1], Conflict)
+        assert [result for result in results if result is not None] == [results[1], results[-1]]
+
+    asyncio.run(main())
+    assert len(_values(store)) == 50
+    assert wakes <= 5

@@ -14,7 +14,7 @@ import signal
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -27,7 +27,7 @@ from leyden.base.errors import ConfigError
 from leyden.gateway import health, operations, otlp, routes, v1
 from leyden.gateway.address import Address, read_address
 from leyden.gateway.auth import Keys, make_token
-from leyden.gateway.client import Client
+from leyden.gateway.client import AsgiClient, Client
 from leyden.gateway.connection import bounded
 from leyden.gateway.control import CARRY
 from leyden.gateway.egress import host_of
@@ -41,6 +41,7 @@ from leyden.gateway.road import Arrival, Gateway
 from leyden.gateway.routing import Router
 from leyden.gateway.siblings import Siblings
 from leyden.gateway.upstream import Upstream
+from leyden.store.aio import Quay
 from leyden.store.base import Store
 from leyden.traces.reader import Reader
 from leyden.traces.recorder import Recorder
@@ -95,6 +96,7 @@ def create_gateway(
         siblings=siblings,
         guard=holdout_guard(config),
         prompts=Prompts(store),
+        quay=Quay(store),
     )
     gateway.metrics.attach(gateway)
     return gateway, Listening("", admin_key, runner_key)
@@ -108,7 +110,7 @@ def _trusted(config: Config) -> set[str]:
 
 
 class App:
-    """ASGI: model calls to `forward`, the rest to Starlette."""
+    """ASGI: model calls to `forward`, the rest to Starlette. `connection` takes most model calls past ASGI."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -120,13 +122,13 @@ class App:
         if scope["type"] == "http" and scope["method"] == "POST":
             address = read_address(scope["path"])
             if address is not None:
-                await self._call(address, scope, receive, send)
+                await self.call(address, scope["headers"], AsgiClient(receive, send))
                 return
         await self._rest(scope, receive, send)
 
-    async def _call(self, address: Address, scope: Scope, receive: Receive, send: Send) -> None:
-        key, retry_count, from_sdk, live_headers = _read_headers(scope["headers"])
-        client = Client(receive, send)
+    async def call(self, address: Address, headers: Sequence[tuple[bytes, bytes]], client: Client) -> None:
+        """Answer one model call; `headers` have names in lower case."""
+        key, retry_count, from_sdk, live_headers = _read_headers(headers)
         arrival = Arrival(
             address=address, key=key, retry_count=retry_count, from_sdk=from_sdk, client=client,
             started_at=time.time(), began=time.monotonic(), live_headers=live_headers,
@@ -185,9 +187,10 @@ def serve(
         config, store, recorder=recorder, admin_key=admin_key, runner_key=runner_key, siblings=siblings
     )
     listening = Listening(url_of(listener, config), keys.admin_key, keys.runner_key)
+    app = create_app(gateway)
     server = _Server(
         uvicorn.Config(
-            create_app(gateway), http=bounded(settings.client_timeout_s), loop="uvloop", ws="none", lifespan="on",
+            app, http=bounded(settings.client_timeout_s, app.call), loop="uvloop", ws="none", lifespan="on",
             access_log=False, log_config=None, server_header=False, date_header=False,
             timeout_keep_alive=KEEP_ALIVE_S, timeout_graceful_shutdown=math.ceil(settings.shutdown_timeout_s) + 3,
             ssl_certfile=tls[0], ssl_keyfile=tls[1],
@@ -275,7 +278,7 @@ def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
     return listener
 
 
-def _read_headers(headers: list[tuple[bytes, bytes]]) -> tuple[bytes | None, int, bool, dict[bytes, bytes]]:
+def _read_headers(headers: Sequence[tuple[bytes, bytes]]) -> tuple[bytes | None, int, bool, dict[bytes, bytes]]:
     """(key, retry number, whether an SDK that retries sent it, headers `x-leyden-*`). What is no number counts as no
     retry."""
     key: bytes | None = None

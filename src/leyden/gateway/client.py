@@ -1,6 +1,10 @@
-"""The harness's side of one connection, on bare ASGI: reads the body, answers, and notices when it leaves."""
+"""The harness's side of one model call: reads the body, answers, and notices when it leaves.
+
+`Client` is what a call needs; `AsgiClient` is one of any ASGI server, `direct.DirectClient` that of our own protocol.
+"""
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -25,18 +29,59 @@ class ClientLeftError(Exception):
     """The harness closed the connection before its request was whole. Never leaves the gateway."""
 
 
-class Client:
+def too_large(max_bytes: int) -> RequestRefused:
+    """A body is longer than it may be."""
+    return RequestRefused(
+        f"the request has more than {max_bytes} bytes", status=413, kind="request_too_large",
+        hint="shorten it, or raise gateway.max_body_bytes",
+    )  # fmt: skip
+
+
+class Client(ABC):
     """One request's connection."""
+
+    started = False
+    """Whether status and headers went out."""
+    finished = False
+    """Whether the answer is complete, or nobody is there to take it."""
+
+    @abstractmethod
+    async def body(self, max_bytes: int) -> bytes:
+        """The request's body. Raises RequestRefused (413), ClientLeftError."""
+
+    @abstractmethod
+    def watch(self, on_left: Callable[[], None]) -> None:
+        """Call `on_left` once if the harness closes the connection before its answer is complete."""
+
+    @abstractmethod
+    async def start(self, status: int, headers: Headers) -> None:
+        """Send status and headers."""
+
+    @abstractmethod
+    async def part(self, body: bytes) -> None:
+        """Send a part of the body."""
+
+    @abstractmethod
+    async def end(self, body: bytes = b"") -> None:
+        """Send the last part of the body."""
+
+    @abstractmethod
+    async def whole(self, status: int, headers: Headers, body: bytes) -> None:
+        """Send a whole answer."""
+
+    async def json(self, status: int, body: object, headers: Headers | None = None) -> None:
+        """Send a JSON answer."""
+        await self.whole(status, [JSON, *(headers or ())], orjson.dumps(body))
+
+
+class AsgiClient(Client):
+    """See `Client`."""
 
     def __init__(self, receive: Receive, send: Send) -> None:
         self._receive = receive
         self._send = send
         self._timer: asyncio.TimerHandle | None = None
         self._watch: asyncio.Future[Message] | None = None
-        self.started = False
-        """Whether status and headers went out."""
-        self.finished = False
-        """Whether the answer is complete, or nobody is there to take it."""
 
     async def body(self, max_bytes: int) -> bytes:
         """The request's body. Raises RequestRefused (413), ClientLeftError."""
@@ -50,10 +95,7 @@ class Client:
             part = message.get("body", b"")
             size += len(part)
             if size > max_bytes:
-                raise RequestRefused(
-                    f"the request has more than {max_bytes} bytes", status=413, kind="request_too_large",
-                    hint="shorten it, or raise gateway.max_body_bytes",
-                )  # fmt: skip
+                raise too_large(max_bytes)
             if not message.get("more_body", False):
                 return part if not parts else b"".join([*parts, part])
             parts.append(part)
@@ -100,7 +142,3 @@ class Client:
         headers.append((b"content-length", b"%d" % len(body)))
         await self.start(status, headers)
         await self.end(body)
-
-    async def json(self, status: int, body: object, headers: Headers | None = None) -> None:
-        """Send a JSON answer."""
-        await self.whole(status, [JSON, *(headers or ())], orjson.dumps(body))

@@ -1,13 +1,23 @@
 """The server's side of a client connection, with bounds: a request that never becomes whole, headers without end, a
 client that takes nothing of its answer. uvicorn has none of the three.
 
-A connection that breaks a bound is closed; a call that waited for it sees a client that left.
+A connection that breaks a bound is closed; a call that waited for it sees a client that left. Model calls are handed to
+the gateway without ASGI (`direct`); everything else, and what is seldom (pipelined requests, `expect: 100-continue`),
+goes uvicorn's way.
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from leyden.gateway.address import Address
+from leyden.gateway.client import Client
+from leyden.gateway.direct import DirectClient, address_of
+
+Call = Callable[[Address, Sequence[tuple[bytes, bytes]], Client], Awaitable[None]]
+"""Answers one model call; headers have names in lower case."""
 
 MAX_HEAD_BYTES = 64 * 1024
 """Request line and headers together; servers in front of us allow 8 to 32 KiB."""
@@ -17,6 +27,7 @@ class BoundedProtocol(HttpToolsProtocol):
     """uvicorn's connection with bounds. Use `bounded` to set the time."""
 
     client_timeout_s = 60.0
+    call: Call
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -24,6 +35,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stalled: asyncio.TimerHandle | None = None
         self._head_bytes = 0
         self._in_head = True
+        self._unfinished = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A connection begins, and its first request is waited for."""
@@ -40,6 +52,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Bytes of a request."""
         super().data_received(data)
+        if self._unfinished and self._arriving is None and not self.transport.is_closing():
+            self._arriving = self.loop.call_later(self.client_timeout_s, self._too_slow)
         if self._in_head:
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
@@ -49,16 +63,40 @@ class BoundedProtocol(HttpToolsProtocol):
         """The first byte of a request."""
         super().on_message_begin()
         self._in_head, self._head_bytes = True, 0
-        if self._arriving is None:
-            self._arriving = self.loop.call_later(self.client_timeout_s, self._too_slow)
+        self._unfinished = True
 
     def on_headers_complete(self) -> None:
         """Its headers are whole."""
         self._in_head = False
-        super().on_headers_complete()
+        address = None
+        if (self.cycle is None or self.cycle.response_complete) and not self.expect_100_continue:
+            address = address_of(self.parser.get_method(), self.url)
+        if address is None:
+            super().on_headers_complete()
+            return
+        keep_alive = self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive()
+        client = self.cycle = DirectClient(self.transport, self.flow, self.on_response_complete, keep_alive)  # type: ignore[assignment]
+        task = self.loop.create_task(self._run(address, self.headers, client))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def _run(self, address: Address, headers: Sequence[tuple[bytes, bytes]], client: DirectClient) -> None:
+        try:
+            await self.call(address, headers, client)
+        finally:
+            if not client.response_complete:  # nothing else could follow on this connection
+                self.transport.close()
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of its body."""
+        if isinstance(self.cycle, DirectClient):
+            self.cycle.feed(body)
+        else:
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
         """All of it is there."""
+        self._unfinished = False
         super().on_message_complete()
         if self._arriving is not None:
             self._arriving.cancel()
@@ -89,6 +127,6 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.close()
 
 
-def bounded(client_timeout_s: float) -> type[BoundedProtocol]:
-    """The protocol with this time."""
-    return type("Bounded", (BoundedProtocol,), {"client_timeout_s": client_timeout_s})
+def bounded(client_timeout_s: float, call: Call) -> type[BoundedProtocol]:
+    """The protocol with this time, and with `call` for model calls."""
+    return type("Bounded", (BoundedProtocol,), {"client_timeout_s": client_timeout_s, "call": staticmethod(call)})

@@ -10,8 +10,8 @@ import asyncio
 import math
 import time
 from dataclasses import replace
+from functools import partial
 
-import aiohttp
 import orjson
 
 from leyden.base.errors import Conflict, EngineError, LeydenError, RequestRefused, StoreError
@@ -21,7 +21,8 @@ from leyden.gateway.auth import KnownAttempt
 from leyden.gateway.callers import attempt_of, live_origin
 from leyden.gateway.client import EVENT_STREAM, JSON, ClientLeftError, Headers
 from leyden.gateway.client_headers import limits_of
-from leyden.gateway.engine_answers import error_of, fault_of
+from leyden.gateway.dialects.chat_engine import ChatEngine
+from leyden.gateway.engine_answers import error_of, fault_of, read_chat
 from leyden.gateway.journal import log_call
 from leyden.gateway.ledger import Book, Flight, digest_of, note_texts
 from leyden.gateway.matching import NEUTRAL
@@ -180,7 +181,7 @@ async def send(gateway: Gateway, chosen: Chosen) -> Sent:
             chosen=chosen, status="aborted", http_status=503, answer=relay.assembled() if relay else {},
             error=str(stopped), kind="aborted", relay=relay,
         )  # fmt: skip
-    except (EngineError, aiohttp.ClientError, TimeoutError) as error:
+    except (EngineError, *upstream.BROKEN, TimeoutError) as error:
         reason = str(error) or f"engine {chosen.route.endpoint}: {type(error).__name__}"
         http_status, kind, retry_after_s = told(error)
         return Sent(
@@ -217,7 +218,8 @@ async def _write_intent(gateway: Gateway, chosen: Chosen) -> Chosen:
         return await numbering.write(gateway, chosen, intent)
     for _ in range(MAX_CONFLICTS):
         try:
-            await asyncio.wrap_future(gateway.recorder.intent(intent))
+            # Lazily: nobody was answered yet, and the completion that will be is on disk no sooner than this.
+            await gateway.quay.durable(partial(gateway.recorder.hand_in_intent, intent, lazily=True))
             return chosen
         except Conflict:
             flight.occurrence += 1  # another gateway on this store has taken that occurrence
@@ -243,7 +245,9 @@ async def _ask(gateway: Gateway, chosen: Chosen, relay: Relay | None) -> Sent:
             # The session's own limit covers reading; a harness that stops reading must not hold a call for ever.
             async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
                 return await _relay(chosen, relay, response, first_byte_ms)
-        answer = read_json(await upstream.read(response, chosen.route))
+        raw = await upstream.read(response, chosen.route)
+        whole_chat = response.status == 200 and dialect.engine_path == ChatEngine.engine_path
+        answer = read_chat(raw, chosen.translated.request) if whole_chat else read_json(raw)
     finally:
         response.close() if not response.content.at_eof() else response.release()
     if response.status != 200:
@@ -322,7 +326,7 @@ async def record(gateway: Gateway, sent: Sent) -> Recorded:
     )
     began = time.monotonic()
     try:
-        await asyncio.wrap_future(gateway.recorder.completion(completion))
+        await gateway.quay.durable(partial(gateway.recorder.hand_in_completion, completion))
         gateway.metrics.recorded(dialect.name, chosen.route.policy, completion, time.monotonic() - began)
         log_call(chosen, completion)
     except StoreError as error:

@@ -1,15 +1,17 @@
-"""What is counted for Prometheus. On the road of a call it costs a few increments; everything else is asked when the
-page is scraped.
+"""What is counted for Prometheus. On the road of a call it costs a few additions to plain numbers of the event loop
+(the counters of the library take a lock each); everything else is made when the page is scraped.
 
 One registry per gateway, so that several may live in one process. Labels come from the configuration and from closed
 lists, never from a caller, so that nobody can make series without end.
 """
 
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
@@ -26,56 +28,97 @@ _COMMIT_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 """From a memory disk to a disk that is overloaded."""
 
 
+class _Histogram:
+    """Observations by bucket, without a lock: the event loop alone adds to it."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        """One more."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """(upper bound, observations up to it), as Prometheus wants them."""
+        names = [*map(str, self.bounds), "+Inf"]
+        return list(zip(names, accumulate(map(float, self.counts)), strict=True))
+
+
+class _Tally:
+    """What is counted of calls of one dialect, policy and status."""
+
+    __slots__ = ("calls", "completion", "prompt")
+
+    def __init__(self) -> None:
+        self.calls = self.prompt = self.completion = 0
+
+
 class Metrics:
     """The counters of one gateway."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         registry = self.registry
-        self._calls = Counter(
-            "leyden_calls", "Calls that were recorded", ["dialect", "policy", "status"], registry=registry
-        )
-        self._seconds = Histogram(
-            "leyden_call_seconds", "From the first byte in to the record", ["dialect"], buckets=_CALL_S,
-            registry=registry,
-        )  # fmt: skip
-        self._first_byte = Histogram(
-            "leyden_first_byte_seconds", "Until the engine's first byte", ["dialect"], buckets=_CALL_S,
-            registry=registry,
-        )  # fmt: skip
         self._undelivered = Counter("leyden_undelivered", "Calls whose client left before the end", registry=registry)
         self._retries = Counter("leyden_retries", "Marked retries that were joined or replayed", registry=registry)
         self._refused = Counter("leyden_refused", "Requests that were refused", ["kind"], registry=registry)
         self._cost = Counter("leyden_cost_usd", "What providers asked for", ["policy"], registry=registry)
-        self._tokens = Counter("leyden_tokens", "Tokens as engines counted them", ["policy", "part"], registry=registry)
-        self._commit = Histogram(
-            "leyden_store_commit_seconds", "Until a completion was durable", buckets=_COMMIT_S, registry=registry
-        )
-        # The children of labels are looked up under a lock; a dictionary of ours is several times faster.
-        self._children: dict[tuple[str, str, str], Any] = {}
+        self._tallies: dict[tuple[str, str, str], _Tally] = {}
+        self._times: dict[str, tuple[_Histogram, _Histogram]] = {}
+        self._commit = _Histogram(_COMMIT_S)
+        registry.register(_Counted(self))
 
     def recorded(self, dialect: str, policy: str, completion: CallCompletion, commit_s: float) -> None:
         """A call became durable."""
         slot = (dialect, policy, completion.status)
-        children = self._children.get(slot)
-        if children is None:
-            children = self._children[slot] = (
-                self._calls.labels(*slot), self._seconds.labels(dialect), self._first_byte.labels(dialect),
-                self._tokens.labels(policy, "prompt"), self._tokens.labels(policy, "completion"),
-            )  # fmt: skip
-        calls, seconds, first_byte, prompt, sampled = children
-        calls.inc()
-        seconds.observe(completion.latency_ms / 1000)
+        tally = self._tallies.get(slot)
+        if tally is None:
+            tally = self._tallies[slot] = _Tally()
+            if dialect not in self._times:
+                self._times[dialect] = (_Histogram(_CALL_S), _Histogram(_CALL_S))
+        tally.calls += 1
+        whole, first_byte = self._times[dialect]
+        whole.observe(completion.latency_ms / 1000)
         if completion.first_byte_ms is not None:
             first_byte.observe(completion.first_byte_ms / 1000)
         self._commit.observe(commit_s)
         if not completion.delivered:
             self._undelivered.inc()
-        prompt.inc(_count(completion.usage.get("prompt_tokens")))
-        sampled.inc(_count(completion.usage.get("completion_tokens")))
-        cost = completion.usage.get("cost_usd")
+        usage = completion.usage
+        tally.prompt += _count(usage.get("prompt_tokens"))
+        tally.completion += _count(usage.get("completion_tokens"))
+        cost = usage.get("cost_usd")
         if cost:
             self._cost.labels(policy).inc(cost)
+
+    def counted(self) -> Iterable[Metric]:
+        """What `recorded` counted."""
+        calls = CounterMetricFamily("leyden_calls", "Calls that were recorded", labels=["dialect", "policy", "status"])
+        tokens = CounterMetricFamily("leyden_tokens", "Tokens as engines counted them", labels=["policy", "part"])
+        sums: dict[tuple[str, str], int] = {}
+        for slot, tally in self._tallies.items():
+            calls.add_metric(slot, tally.calls)
+            for part, num_tokens in (("prompt", tally.prompt), ("completion", tally.completion)):
+                sums[slot[1], part] = sums.get((slot[1], part), 0) + num_tokens
+        for labels, num_tokens in sums.items():
+            tokens.add_metric(labels, num_tokens)
+        seconds = HistogramMetricFamily(
+            "leyden_call_seconds", "From the first byte in to the record", labels=["dialect"]
+        )
+        first_byte = HistogramMetricFamily(
+            "leyden_first_byte_seconds", "Until the engine's first byte", labels=["dialect"]
+        )
+        for dialect, (whole, first) in self._times.items():
+            seconds.add_metric([dialect], whole.buckets(), whole.total)
+            first_byte.add_metric([dialect], first.buckets(), first.total)
+        commit = HistogramMetricFamily("leyden_store_commit_seconds", "Until a completion was durable")
+        commit.add_metric([], self._commit.buckets(), self._commit.total)
+        return calls, tokens, seconds, first_byte, commit
 
     def refused(self, kind: str) -> None:
         """A request was refused. `kind` is one of ours: what an engine calls its error is counted as a call."""
@@ -88,6 +131,17 @@ class Metrics:
     def retried(self) -> None:
         """A marked retry found its call."""
         self._retries.inc()
+
+
+class _Counted(Collector):
+    """What is counted without the library's locks."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterable[Metric]:
+        """Counters and histograms of calls."""
+        return self._metrics.counted()
 
 
 class _Now(Collector):

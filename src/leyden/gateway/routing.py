@@ -8,7 +8,7 @@ counter of changes moves.
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 
 from leyden.base.config import Config, PolicyConfig
@@ -71,6 +71,7 @@ class Router:
         self._engines: dict[str, list[_Engine]] = {}
         self._serving: dict[str, int] = {}
         self._seen = -1
+        self._routes: dict[tuple[str, int, str], Route] = {}
         self._provided = {
             name: _provider_route(config, name) for name, policy in config.policies.items() if policy.provider
         }
@@ -131,21 +132,11 @@ class Router:
         fit = [e for e in engines if e.version == version] or engines
         usable = fit if len(fit) == 1 else [e for e in fit if self._health.usable(e.endpoint)] or fit
         engine = _sticky(usable, rollout.id if rollout else session)
-        names = [f"{alias}@{version}", alias]
-        if config is None:
-            names.reverse()
-        elif config.model:
-            names.append(config.model)
-        return Route(
-            policy=alias,
-            version=version,
-            endpoint=engine.endpoint,
-            key=_engine_key(alias, config),
-            names=names,
-            trainable=config is None or config.trainable,
-            has_others=len(usable) > 1,
-            wire=PLAIN if config is None else ENGINES[config.engine_kind],
-        )
+        slot = (alias, version, engine.endpoint)
+        made = self._routes.get(slot)
+        if made is None:
+            made = self._routes[slot] = _route(alias, version, engine.endpoint, config)
+        return made if len(usable) == 1 else replace(made, has_others=True)
 
     def _engines_of(self, alias: str) -> list[_Engine]:
         found = self._engines.get(alias, [])
@@ -174,7 +165,26 @@ class Router:
             endpoint = row.endpoint.rstrip("/").removesuffix("/v1")
             engines.setdefault(row.model, []).append(_Engine(endpoint, row.version))
         self._engines, self._serving, self._seen = engines, serving, changes
+        self._routes.clear()
         self._health.set_draining(draining)
+
+
+def _route(alias: str, version: int, endpoint: str, config: PolicyConfig | None) -> Route:
+    """The route to an engine of ours."""
+    names = [f"{alias}@{version}", alias]
+    if config is None:
+        names.reverse()
+    elif config.model:
+        names.append(config.model)
+    return Route(
+        policy=alias,
+        version=version,
+        endpoint=endpoint,
+        key=_engine_key(alias, config),
+        names=names,
+        trainable=config is None or config.trainable,
+        wire=PLAIN if config is None else ENGINES[config.engine_kind],
+    )
 
 
 def _provider_route(config: Config, alias: str) -> Route:

@@ -1,4 +1,5 @@
-"""The client side of the gateway: one HTTP session towards engines and providers (their formats are in `providers`).
+"""The client side of the gateway: connections towards engines and providers (their formats are in `providers`), with
+`plain_http` for calls without TLS and aiohttp for everything else.
 
 A sampled call is never blindly sent again. What may be repeated, because nothing was sampled, is a refused
 connection and an answer 429 or 503 before any byte; a time-out or a broken connection may not.
@@ -19,7 +20,8 @@ from leyden.base.errors import EngineError, EngineIncapable, EngineUnreachable
 from leyden.gateway.dialects.base import Body, Dialect, ModelRequest
 from leyden.gateway.egress import GuardedResolver
 from leyden.gateway.health import Health
-from leyden.gateway.providers import PLAIN, Response, Translated, cost_usd
+from leyden.gateway.plain_http import KEEP_S, Pool, target_of
+from leyden.gateway.providers import PLAIN, Headed, Response, Translated, cost_usd
 from leyden.gateway.providers.faults import BUSY, fault_of, late, retry_after_of
 from leyden.gateway.routing import Route
 from leyden.gateway.stream import read_json
@@ -29,14 +31,13 @@ CONNECT_PATIENCE_S = 20.0
 is."""
 BACKOFF_S, BACKOFF_MAX_S = 0.05, 2.0
 """First pause between two tries, doubled each time, and the longest."""
-KEEP_ALIVE_S = 3.0
-"""Idle connections are dropped before uvicorn engines drop them (5 s), so that no request meets a closing
-one."""
 PROVIDER_PATIENCE_S = 20.0
 """How long a provider that is busy is waited for; then the client is told, whose SDK waits and comes back."""
 PROBE_TIMEOUT_S = 60.0
 """An engine that has just started may compile before its first token."""
 _BUSY = frozenset({429, 503})
+BROKEN = (aiohttp.ClientError, ConnectionError)
+"""What a connection raises that broke, of either kind."""
 
 
 class Upstream:
@@ -49,6 +50,7 @@ class Upstream:
         self.health = health or Health(eject_after=3)
         self._resolver = (frozenset(trusted), tuple(allowed))
         self._session: aiohttp.ClientSession | None = None
+        self._pool: Pool | None = None
         self._names: dict[tuple[str, str], str] = {}
         self._listings: dict[str, frozenset[str]] = {}
         self._capable: set[tuple[str, str]] = set()
@@ -56,6 +58,9 @@ class Upstream:
 
     async def close(self) -> None:
         """Close every connection."""
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -85,7 +90,7 @@ class Upstream:
 
     async def _post(
         self, route: Route, path: str, body: Body, deadline: float, headers: dict[str, str] | None
-    ) -> aiohttp.ClientResponse:
+    ) -> Headed:
         payload = orjson.dumps(body)
         url = route.wire.url(route.endpoint, path)
         sent = {"content-type": "application/json", **(headers or {}), **route.wire.headers(route.key)}
@@ -98,11 +103,8 @@ class Upstream:
                 raise EngineError(f"engine {route.endpoint} did not take the call before its deadline")
             may_wait = left_s > pause_s
             try:
-                response = await self._open().post(
-                    url, data=payload, headers=sent, timeout=aiohttp.ClientTimeout(total=left_s),
-                    allow_redirects=False,
-                )  # fmt: skip
-            except aiohttp.ClientConnectorError as error:
+                response = await self._ask(url, payload, sent, left_s)
+            except (aiohttp.ClientConnectorError, ConnectionRefusedError) as error:
                 self.health.failed(route.endpoint, _why(error))
                 # With others to go to, the client's retry finds one sooner than this replica comes back.
                 elsewhere = route.has_others and not self.health.usable(route.endpoint)
@@ -112,7 +114,7 @@ class Upstream:
                 if route.provider is not None:
                     raise late(route.provider) from error
                 raise EngineError(f"engine {route.endpoint} did not answer within {left_s:.0f} s") from error
-            except aiohttp.ClientError as error:
+            except BROKEN as error:
                 self.health.failed(route.endpoint, _why(error))
                 raise EngineUnreachable(
                     f"engine {route.endpoint} closed the connection before an answer: {_why(error)}"
@@ -129,7 +131,17 @@ class Upstream:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, BACKOFF_MAX_S)
 
-    async def _fault(self, route: Route, response: aiohttp.ClientResponse) -> EngineError:
+    async def _ask(self, url: str, payload: bytes, headers: Mapping[str, str], timeout_s: float) -> Headed:
+        target = target_of(url)
+        if target is not None:
+            if self._pool is None:
+                self._pool = Pool(GuardedResolver(*self._resolver))
+            return await self._pool.post(target, payload, headers, timeout_s)
+        return await self._open().post(
+            url, data=payload, headers=headers, timeout=aiohttp.ClientTimeout(total=timeout_s), allow_redirects=False
+        )
+
+    async def _fault(self, route: Route, response: Headed) -> EngineError:
         assert route.provider is not None
         after_s = retry_after_of(response.headers.get("retry-after"))
         return fault_of(route.provider, response.status, await read(response, route), after_s)
@@ -234,7 +246,7 @@ class Upstream:
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
-                    limit=0, keepalive_timeout=KEEP_ALIVE_S, resolver=GuardedResolver(*self._resolver)
+                    limit=0, keepalive_timeout=KEEP_S, resolver=GuardedResolver(*self._resolver)
                 ),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 auto_decompress=True,
@@ -258,7 +270,7 @@ async def read(response: Response, route: Route) -> bytes:
         if route.provider is not None:
             raise late(route.provider) from error
         raise EngineError(f"engine {route.endpoint} did not finish its answer before the deadline") from error
-    except aiohttp.ClientError as error:
+    except BROKEN as error:
         raise EngineUnreachable(f"engine {route.endpoint} broke off its answer: {_why(error)}") from error
 
 

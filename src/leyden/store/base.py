@@ -3,14 +3,16 @@
 A store knows no meaning. Rooms hand it jobs; it makes them durable and says so.
 
 - `append(table, rows)` is the hot road: rows of many callers are committed together (group commit).
-  `append_all` does the same for rows that belong together although their tables differ.
+  `append_all` does the same for rows that belong together although their tables differ, and `hand_in` is both
+  without a future, for an event loop that has hundreds of them a second (`aio.Quay`).
 - `write(job)` runs one function inside a transaction of its own savepoint: all of it or nothing.
 - `read(query)` runs one function on a snapshot.
 - `changed(topic)` and `watch(topic, after)` (or `subscribe`, its future) are how anybody waits: nobody polls
   one row at a time.
 
 Whatever `append` or `write` returned for is on disk (`synchronous=FULL`) or, with `synchronous=NORMAL`,
-survives a killed process but perhaps not a power cut.
+survives a killed process but perhaps not a power cut. What was handed in `lazily` is as with NORMAL at first, and on
+disk no later than anything that is committed after it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +23,10 @@ from sqlalchemy import Connection, Table
 
 T = TypeVar("T")
 Row = Mapping[str, Any]
+Parts = Sequence[tuple[Table, Sequence[Row]]]
+"""Rows of several tables that belong together."""
+Receipt = Callable[[BaseException | None], None]
+"""Called once, by any thread: rows are durable, or why they are not. It must not raise, and not wait."""
 
 
 class Store(Protocol):
@@ -36,8 +42,15 @@ class Store(Protocol):
         is full or the file cannot be written.
         """
 
-    def append_all(self, parts: "Sequence[tuple[Table, Sequence[Row]]]") -> "Future[None]":
+    def append_all(self, parts: Parts) -> "Future[None]":
         """Like `append` for rows of several tables: all of them or none, in one transaction."""
+
+    def hand_in(self, parts: Parts, receipt: Receipt, *, lazily: bool = False) -> None:
+        """Like `append_all`, but nothing happens before `flush`, or before something else is handed in; `receipt` gets
+        what would be in the future. `lazily` see the module."""
+
+    def flush(self) -> None:
+        """See to it that everything that was handed in is committed now."""
 
     def write(self, job: Callable[[Connection], T]) -> "Future[T]":
         """Run `job` in a transaction; the future has its result once that is durable.

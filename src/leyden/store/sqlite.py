@@ -1,31 +1,28 @@
 """A store in one SQLite file: write-ahead log, one writer thread with group commit, readers on snapshots.
 
 The writer takes everything that is queued, begins one transaction, runs it in order, commits, and only then
-resolves the futures. Rows of consecutive appends are inserted with one statement per table. Several processes
-may have the file open; a lock held elsewhere is waited for (bounded). Not for use across a fork: open it in
-the child.
+resolves the futures. Rows of consecutive appends are inserted with few statements per table: each one costs a
+release of the interpreter's lock, which a busy event loop takes at once. Several processes may have the file
+open; a lock held elsewhere is waited for (bounded). Not for use across a fork: open it in the child.
 """
 
 import os
-import queue
 import sqlite3
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from sqlalchemy import Connection, Table, create_engine, event
-from sqlalchemy.dialects import sqlite
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool, QueuePool
 
 from leyden.base.errors import ConfigError, StoreUnusable
-from leyden.store import schema
-from leyden.store.base import Row
+from leyden.store.base import Parts, Receipt, Row
 from leyden.store.sqlite_file import connect, explain, is_lost, prepare
+from leyden.store.sqlite_work import INSERTS, Append, Insert, Job, Result, Work, resolve, started
 from leyden.store.topics import TopicHub
 
 T = TypeVar("T")
@@ -44,53 +41,6 @@ _BUMP = (
 )
 
 
-class _Insert:
-    """One table's INSERT, compiled once."""
-
-    def __init__(self, table: Table, order: int) -> None:
-        self.table = table
-        self.order = order
-        self.names = tuple(column.name for column in table.columns)
-        self.pick = itemgetter(*self.names)
-        self.sql = str(table.insert().compile(dialect=sqlite.dialect(paramstyle="qmark")))
-
-    def tuples(self, rows: Sequence[Row]) -> list[tuple[Any, ...]]:
-        """Values in the order of the columns; a nullable column may be missing."""
-        return [self._tuple(row) for row in rows]
-
-    def _tuple(self, row: Row) -> tuple[Any, ...]:
-        if len(row) == len(self.names):
-            return tuple(self.pick(row))
-        unknown = row.keys() - set(self.names)
-        assert not unknown, f"table {self.table.name} has no columns {sorted(unknown)}"
-        return tuple(row.get(name) for name in self.names)
-
-
-class _Append:
-    """Rows to insert, all or none."""
-
-    __slots__ = ("future", "parts")
-
-    def __init__(self, parts: list[tuple[_Insert, list[tuple[Any, ...]]]], future: "Future[None]") -> None:
-        self.parts = parts
-        self.future = future
-
-
-class _Job:
-    """A function to run in a savepoint."""
-
-    __slots__ = ("function", "future")
-
-    def __init__(self, function: Callable[[Connection], Any], future: "Future[Any]") -> None:
-        self.function = function
-        self.future = future
-
-
-_Work = _Append | _Job
-_Result = tuple["Future[Any]", Any, BaseException | None]
-_INSERTS = {table: _Insert(table, order) for order, table in enumerate(schema.metadata.sorted_tables)}
-
-
 class SqliteStore:
     """See the module and the contract `leyden.store.base.Store`."""
 
@@ -106,7 +56,7 @@ class SqliteStore:
         self.url = f"sqlite:///{self.path}"
         self._busy_timeout_s = busy_timeout_s
         prepare(self.path, create=create, busy_timeout_s=busy_timeout_s)
-        self._synchronous = synchronous
+        self._synchronous = self._asked = synchronous
         self._raw, self._connection = self._open_writer()
         # A reader per thread that reads at this moment; 32 stay open, which is what the loop's thread pool
         # holds.
@@ -116,8 +66,11 @@ class SqliteStore:
         event.listen(self._readers, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
         self._hub = TopicHub(self._connect_reader(), self._explain)
         self._bumped: dict[str, int] = {}
-        self._queue: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+        self._waiting: list[Work] = []
         self._door = threading.Lock()
+        self._asleep = False
+        # A pipe and no condition: writing lets go of the interpreter's lock, so the writer that wakes has it at once.
+        self._bell_out, self._bell_in = os.pipe()
         self._closed = False
         self._pid = os.getpid()
         self._writer = threading.Thread(target=self._work, name="leyden-store-writer", daemon=True)
@@ -127,16 +80,30 @@ class SqliteStore:
         """See `Store.append`."""
         return self.append_all([(table, rows)])
 
-    def append_all(self, parts: Sequence[tuple[Table, Sequence[Row]]]) -> "Future[None]":
+    def append_all(self, parts: Parts) -> "Future[None]":
         """See `Store.append_all`."""
-        future: Future[None] = Future()
-        self._submit(_Append([(_INSERTS[table], _INSERTS[table].tuples(rows)) for table, rows in parts], future))
+        future = started()
+        self.hand_in(parts, lambda failure: resolve(future, None, failure))
+        self.flush()
         return future
+
+    def hand_in(self, parts: Parts, receipt: Receipt, *, lazily: bool = False) -> None:
+        """See `Store.hand_in`."""
+        made = [(insert, insert.tuples(rows)) for insert, rows in ((INSERTS[table], rows) for table, rows in parts)]
+        self._submit(Append(made, receipt, lazily))
+
+    def flush(self) -> None:
+        """See `Store.flush`. Wakes the writer if it sleeps; while it works it looks by itself."""
+        with self._door:
+            asleep, self._asleep = self._asleep, False
+        if asleep:
+            os.write(self._bell_in, b"!")
 
     def write(self, job: Callable[[Connection], T]) -> "Future[T]":
         """See `Store.write`."""
-        future: Future[T] = Future()
-        self._submit(_Job(job, future))
+        future: Future[T] = started()
+        self._submit(Job(job, future))
+        self.flush()
         return future
 
     def read(self, query: Callable[[Connection], T]) -> T:
@@ -172,8 +139,8 @@ class SqliteStore:
         """See `Store.close`. StoreUnusable if the queued work is not done after CLOSE_TIMEOUT_S."""
         with self._door:
             first, self._closed = not self._closed, True
-            if first:
-                self._queue.put(None)
+        if first and self._pid == os.getpid():
+            self.flush()
         if self._pid != os.getpid() or self._writer is threading.current_thread():
             return
         self._writer.join(CLOSE_TIMEOUT_S)
@@ -184,6 +151,8 @@ class SqliteStore:
             self._readers.dispose()
             self._connection.close()
             self._raw.close()
+            os.close(self._bell_in)
+            os.close(self._bell_out)
 
     def _connect(self) -> sqlite3.Connection:
         return connect(self.path, busy_timeout_s=self._busy_timeout_s)
@@ -191,7 +160,8 @@ class SqliteStore:
     def _open_writer(self) -> tuple[sqlite3.Connection, Connection]:
         """The writer's connection twice: as the driver has it, for speed, and as jobs get it."""
         raw = self._connect()
-        raw.execute(f"PRAGMA synchronous = {self._synchronous.upper()}")
+        raw.execute(f"PRAGMA synchronous = {self._asked.upper()}")
+        self._synchronous = self._asked
         raw.execute("PRAGMA foreign_keys = ON")
         return raw, create_engine("sqlite://", creator=lambda: raw, poolclass=NullPool).connect()
 
@@ -209,40 +179,34 @@ class SqliteStore:
         if self._pid != os.getpid():
             raise StoreUnusable(f"store {self.path} was opened before this process was forked; open it in this process")
 
-    def _submit(self, work: _Work) -> None:
-        # What was handed in is done even if nobody waits for it any more, so it cannot be cancelled.
-        work.future.set_running_or_notify_cancel()
+    def _submit(self, work: Work) -> None:
         with self._door:
             try:
                 self._check_open()
             except StoreUnusable as error:
-                work.future.set_exception(error)
+                work.resolve(None, error)
             else:
-                self._queue.put(work)
+                self._waiting.append(work)
 
     def _work(self) -> None:
         """Body of the writer thread."""
-        open_ = True
-        while open_:
-            group: list[_Work] = []
-            work = self._queue.get()
-            while work is not None:
-                group.append(work)
-                if len(group) == MAX_GROUP:
-                    break
-                try:
-                    work = self._queue.get_nowait()
-                except queue.Empty:
-                    break
-            open_ = work is not None
+        while True:
+            with self._door:
+                group, self._waiting = self._waiting[:MAX_GROUP], self._waiting[MAX_GROUP:]
+                if not group and self._closed:
+                    return
+                self._asleep = not group
             if group:
                 self._commit_group(group)
+            else:
+                os.read(self._bell_out, 1)
 
-    def _commit_group(self, group: list[_Work]) -> None:
+    def _commit_group(self, group: list[Work]) -> None:
         bumped: dict[str, int] = {}
         try:
+            self._set_synchronous("normal" if all(work.lazily for work in group) else self._asked)
             self._raw.execute("BEGIN IMMEDIATE")
-            results = self._apply(group, bumped)
+            results = self._insert_whole(group) or self._apply(group, bumped)
             if self._connection.in_transaction():
                 self._connection.commit()
             if self._raw.in_transaction:
@@ -250,14 +214,16 @@ class SqliteStore:
         except Exception as error:  # noqa: BLE001 - the boundary of the thread: everybody in the group gets the error
             self._abandon()
             reason = self._explain(error)
-            results = [(work.future, None, reason) for work in group]
+            results = [(work, None, reason) for work in group]
             bumped = {}
         self._hub.publish(bumped)
-        for future, value, failure in results:
-            if failure is None:
-                future.set_result(value)
-            else:
-                future.set_exception(failure)
+        for work, value, failure in results:
+            work.resolve(value, failure)
+
+    def _set_synchronous(self, wanted: Literal["full", "normal"]) -> None:
+        if wanted != self._synchronous:
+            self._raw.execute(f"PRAGMA synchronous = {wanted.upper()}")
+            self._synchronous = wanted
 
     def _abandon(self) -> None:
         """Undo the whole transaction; SQLite may have done so already."""
@@ -271,11 +237,26 @@ class SqliteStore:
             self._raw.close()
             self._raw, self._connection = self._open_writer()
 
-    def _apply(self, group: list[_Work], bumped: dict[str, int]) -> list[_Result]:
-        results: list[_Result] = []
-        appends: list[_Append] = []
+    def _insert_whole(self, group: list[Work]) -> list[Result] | None:
+        """A group of appends without a savepoint, which nearly every group is; None if they have to be told apart."""
+        appends = [work for work in group if isinstance(work, Append)]
+        if len(appends) != len(group):
+            return None
+        try:
+            self._insert(appends)
+        except Exception as error:
+            if is_lost(error) or not self._raw.in_transaction:
+                raise
+            self._raw.execute("ROLLBACK")
+            self._raw.execute("BEGIN IMMEDIATE")
+            return None
+        return [(append, None, None) for append in appends]
+
+    def _apply(self, group: list[Work], bumped: dict[str, int]) -> list[Result]:
+        results: list[Result] = []
+        appends: list[Append] = []
         for work in group:
-            if isinstance(work, _Append):
+            if isinstance(work, Append):
                 appends.append(work)
                 continue
             if appends:
@@ -286,31 +267,31 @@ class SqliteStore:
             results += self._apply_appends(appends)
         return results
 
-    def _apply_appends(self, appends: list[_Append]) -> list[_Result]:
+    def _apply_appends(self, appends: list[Append]) -> list[Result]:
         """One statement per table, parents first; if that fails, one by one to find the guilty."""
         failure = self._in_savepoint(lambda: self._insert(appends))
         if failure is None:
-            return [(append.future, None, None) for append in appends]
+            return [(append, None, None) for append in appends]
         if len(appends) == 1:
-            return [(appends[0].future, None, failure)]
+            return [(appends[0], None, failure)]
         return [result for append in appends for result in self._apply_appends([append])]
 
-    def _insert(self, appends: list[_Append]) -> None:
-        rows: dict[_Insert, list[tuple[Any, ...]]] = {}
+    def _insert(self, appends: list[Append]) -> None:
+        rows: dict[Insert, list[tuple[Any, ...]]] = {}
         for append in appends:
             for insert, tuples in append.parts:
                 rows.setdefault(insert, []).extend(tuples)
         for insert in sorted(rows, key=lambda insert: insert.order):
-            self._raw.executemany(insert.sql, rows[insert])
+            insert.run(self._raw, rows[insert])
 
-    def _apply_job(self, job: _Job, bumped: dict[str, int]) -> _Result:
+    def _apply_job(self, job: Job, bumped: dict[str, int]) -> Result:
         self._bumped = {}
         box: list[Any] = []
         failure = self._in_savepoint(lambda: box.append(job.function(self._connection)))
         if failure is not None:
-            return job.future, None, failure
+            return job, None, failure
         bumped.update(self._bumped)
-        return job.future, box[0], None
+        return job, box[0], None
 
     def _in_savepoint(self, function: Callable[[], None]) -> BaseException | None:
         """Run `function`; what it raised, undone and explained. Raises when the whole transaction is lost."""

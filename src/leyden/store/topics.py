@@ -81,9 +81,10 @@ class TopicHub:
         counts = dict.fromkeys(topics, 0)
         try:
             with self._reading:
-                for topic in topics:
-                    row = self._connection.execute("SELECT changes FROM topics WHERE topic = ?", (topic,)).fetchone()
-                    counts[topic] = row[0] if row else 0
+                marks = ", ".join("?" * len(topics))
+                query = f"SELECT topic, changes FROM topics WHERE topic IN ({marks})"
+                rows = self._connection.execute(query, topics).fetchall()
+            counts.update(rows)
         except sqlite3.Error as error:
             if self._closed:
                 raise StoreUnusable("the store was closed; open it again") from error

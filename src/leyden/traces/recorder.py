@@ -17,12 +17,12 @@ from hashlib import blake2b
 from typing import Any
 
 import numpy as np
-from sqlalchemy import select
+from sqlalchemy import Table, select
 
 from leyden.base.errors import RecordError
 from leyden.base.records import CallCompletion, CallIntent, Choice, Provenance, Reward, Span, check_reward
 from leyden.store import schema
-from leyden.store.base import Store
+from leyden.store.base import Receipt, Row, Store
 from leyden.traces.numbers import Sampling, insert_numbered
 from leyden.traces.prefixes import Body, Link, Prefixes, Prompt
 from leyden.traces.privacy import KEEP, Privacy
@@ -73,14 +73,25 @@ class Recorder:
     def intent(self, intent: CallIntent) -> "Future[None]":
         """Record that a request is about to be sent. In the future: Conflict for an id or an occurrence that
         exists."""
-        row, done = self._intent_row(intent)
-        if intent.live is None:
-            future = self._store.append(schema.calls, [row])
-        else:
-            live = live_row(intent.call_id, intent.live)
-            future = self._store.append_all([(schema.calls, [row]), (schema.live_calls, [live])])
-        _when_durable(future, done)
+        future: Future[None] = Future()
+        self.hand_in_intent(intent, _receipt_of(future))
+        self._store.flush()
         return future
+
+    def hand_in_intent(self, intent: CallIntent, receipt: Receipt, *, lazily: bool = False) -> None:
+        """Like `intent`, with a receipt instead of a future, and durable after `Store.flush` only; `lazily` as in
+        `Store.hand_in`."""
+        row, done = self._intent_row(intent)
+        parts: list[tuple[Table, Sequence[Row]]] = [(schema.calls, [row])]
+        if intent.live is not None:
+            parts.append((schema.live_calls, [live_row(intent.call_id, intent.live)]))
+
+        def durable(failure: BaseException | None) -> None:
+            if failure is None:
+                done()
+            receipt(failure)
+
+        self._store.hand_in(parts, durable, lazily=lazily)
 
     def numbered_intent(self, intent: CallIntent, sampling: Sampling) -> "Future[tuple[int, int]]":
         """The same for a call of an attempt whose place and occurrence are given by the store, and returned; what the
@@ -121,6 +132,13 @@ class Recorder:
         Raises RecordError if ids and log-probabilities of a choice do not belong together. In the future:
         Conflict if the call has a completion, NotFound if it has no intent.
         """
+        future: Future[None] = Future()
+        self.hand_in_completion(completion, _receipt_of(future))
+        self._store.flush()
+        return future
+
+    def hand_in_completion(self, completion: CallCompletion, receipt: Receipt) -> None:
+        """Like `completion`, with a receipt instead of a future, and durable after `Store.flush` only."""
         with self._lock:
             known = self._open.pop(completion.call_id, None)
         completion = self._checked(completion, known)
@@ -128,17 +146,21 @@ class Recorder:
         parent, shared = None, 0
         if attempt_id is not None and len(completion.prompt_ids):
             parent, shared = self._prefixes.prompt_parent(attempt_id, completion.prompt_ids)
-        future = self._store.append_all(
-            [
-                (schema.completions, [completion_row(completion, parent, shared)]),
-                (schema.choices, choice_rows(completion.call_id, completion.choices)),
-            ]
-        )
+        parts: list[tuple[Table, Sequence[Row]]] = [
+            (schema.completions, [completion_row(completion, parent, shared)]),
+            (schema.choices, choice_rows(completion.call_id, completion.choices)),
+        ]
+        prompt: Prompt | None = None
         if attempt_id is not None and len(completion.prompt_ids):
             seen = np.concatenate([completion.prompt_ids, first_completion(completion.choices)])
             prompt = Prompt(completion.call_id, seen.astype(np.int32, copy=False))
-            _when_durable(future, lambda: self._prefixes.add_prompt(attempt_id, prompt))
-        return future
+
+        def done(failure: BaseException | None) -> None:
+            if failure is None and attempt_id is not None and prompt is not None:
+                self._prefixes.add_prompt(attempt_id, prompt)
+            receipt(failure)
+
+        self._store.hand_in(parts, done)
 
     def span(self, span: Span) -> "Future[None]":
         """Record anything that is no call. In the future: Conflict for an id that exists."""
@@ -255,6 +277,12 @@ class Recorder:
 def _suffix(once: str | None) -> str:
     """What makes an id of a reward unlike others: chance, or what it must be the only one for."""
     return secrets.token_hex(4) if once is None else blake2b(once.encode(), digest_size=10).hexdigest()
+
+
+def _receipt_of(future: "Future[None]") -> Receipt:
+    """A receipt that resolves a future, which cannot be cancelled."""
+    future.set_running_or_notify_cancel()
+    return lambda failure: future.set_result(None) if failure is None else future.set_exception(failure)
 
 
 def _when_durable(future: "Future[Any]", action: Callable[[], None]) -> None:

@@ -344,3 +344,27 @@ def test_a_group_is_bounded_and_larger_bursts_are_several_groups(store: SqliteSt
     for future in futures:
         future.result(BOUND_S)
     assert store.read(lambda c: c.execute(select(func.count()).select_from(completions)).scalar_one()) == 1500
+
+
+def test_only_what_was_handed_in_lazily_alone_is_committed_without_a_sync(path: Path) -> None:
+    store = SqliteStore(f"sqlite:///{path}", synchronous="full")
+    said: list[str] = []
+    store._raw.set_trace_callback(said.append)
+    done = threading.Event()
+    store.hand_in([(control, [_row("a")])], lambda failure: done.set(), lazily=True)
+    store.flush()
+    assert done.wait(BOUND_S)
+    store.append(control, [_row("b")]).result(BOUND_S)
+    store.close()
+    order = [text for text in said if text.startswith(("PRAGMA synchronous", "INSERT"))]
+    assert [text.split("(")[0].strip() for text in order] == [
+        "PRAGMA synchronous = NORMAL", "INSERT INTO control", "PRAGMA synchronous = FULL", "INSERT INTO control",
+    ]  # fmt: skip
+
+
+def test_rows_of_any_number_are_inserted_whole(path: Path) -> None:
+    store = SqliteStore(f"sqlite:///{path}")
+    for start, count in ((0, 1), (1, 3), (4, 63), (67, 64), (131, 200)):
+        store.append(control, [_row(str(start + k)) for k in range(count)]).result(BOUND_S)
+    assert store.read(lambda c: c.execute(select(func.count()).select_from(control)).scalar_one()) == 331
+    store.close()

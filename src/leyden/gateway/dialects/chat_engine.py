@@ -16,6 +16,8 @@ TOP_FIELDS = ("id", "object", "created", "model", "system_fingerprint", "service
 """Fields of an answer beside its choices."""
 REASONING_FIELDS = ("reasoning_content", "reasoning")
 """Names under which engines give reasoning apart from content; the first is the older and commoner one."""
+VALUES = "leyden_values"
+"""Field of log-probabilities that were read as numbers only."""
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 """Amounts of reasoning that a harness can name."""
 
@@ -102,7 +104,11 @@ class ChatAssembly(ChoiceAssembly):
 
 def _logprobs(given: Any) -> list[float] | None:
     """The log-probability of each token. Entries of a wrong shape become NaN, which is refused by name."""
-    content = (given or {}).get("content")
+    given = given or {}
+    values: list[float] | None = given.get(VALUES)
+    if values is not None:
+        return values
+    content = given.get("content")
     if content is None:
         return None
     try:

@@ -2,12 +2,12 @@
 
 from leyden.base.config import ProviderConfig
 from leyden.gateway.providers.anthropic import Anthropic
-from leyden.gateway.providers.base import Provider, Response, Translated, Wire, cost_usd
+from leyden.gateway.providers.base import Headed, Provider, Response, Translated, Wire, cost_usd
 from leyden.gateway.providers.openai import OpenAI
 from leyden.gateway.providers.sglang import SGLang
 from leyden.gateway.providers.vllm import VLLM
 
-__all__ = ["ENGINES", "PLAIN", "Provider", "Response", "Translated", "Wire", "cost_usd", "wire_of"]
+__all__ = ["ENGINES", "PLAIN", "Headed", "Provider", "Response", "Translated", "Wire", "cost_usd", "wire_of"]
 
 PLAIN: Wire = VLLM()
 """The format that needs no translation."""

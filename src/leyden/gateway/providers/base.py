@@ -29,7 +29,7 @@ class Content(Protocol):
 
 
 class Response(Protocol):
-    """An answer whose body is not read yet. aiohttp's own is one."""
+    """An answer whose body is not read yet."""
 
     @property
     def status(self) -> int:
@@ -51,6 +51,14 @@ class Response(Protocol):
 
     def release(self) -> Any:
         """Give the connection back."""
+
+
+class Headed(Response, Protocol):
+    """An answer as a server gave it: `plain_http.Answer`, or aiohttp's own."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """By name in lower case."""
 
 
 class StreamWire(Protocol):
