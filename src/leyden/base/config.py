@@ -460,9 +460,9 @@ class LearnConfig(_Section):
     """AdamW's."""
     grad_clip: float = Field(1.0, ge=0)
     """Largest gradient norm; 0 is none."""
-    layout: Literal["tree", "packed", "padded", "single", "auto"] = "tree"
-    """How trajectories are laid out for the update; the gradient is the same. `auto` takes the fastest by measured
-    time, so two runs may differ in the last bits."""
+    layout: Literal["tree", "depth_first", "packed", "padded", "single", "auto"] = "tree"
+    """How trajectories are laid out for the update; the gradient is the same. `depth_first` is the tree in the memory
+    of one path. `auto` takes the fastest by measured time, so two runs may differ in the last bits."""
     token_budget: int = Field(4096, ge=16)
     """Most tokens of one forward pass; gradients are accumulated over passes."""
     activation_checkpointing: bool = False

@@ -13,7 +13,7 @@ from leyden.base.records import FloatArray
 from leyden.learning.batch import Batch
 
 Surrogate = Literal["policy_gradient", "ppo_clip", "cispo", "gspo", "nll", "dpo"]
-Layout = Literal["tree", "packed", "padded", "single"]
+Layout = Literal["tree", "depth_first", "packed", "padded", "single"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from leyden.learning.backends.embedded.model import LoadedModel, load_model
 from leyden.learning.backends.embedded.trainer import Trainer
 from leyden.learning.batch import Batch
 
-LAYOUTS = ("single", "padded", "packed", "tree")
+LAYOUTS = ("single", "padded", "packed", "tree", "depth_first")
 
 
 def doubled() -> LoadedModel:

@@ -9,7 +9,7 @@ from tests.unit.learning.backends.tiny import gradients, make_batch, make_loaded
 
 from leyden.base.config import LearnConfig
 from leyden.learning.backends.base import Layout, Objective
-from leyden.learning.backends.embedded import planner
+from leyden.learning.backends.embedded import descent, planner
 from leyden.learning.backends.embedded.layouts import plan_passes
 from leyden.learning.backends.embedded.planner import CostModel, Planner, Shape, calibration_batch, features_of
 from leyden.learning.backends.embedded.trainer import Trainer
@@ -25,6 +25,12 @@ def grouped(num: int, prompt: int, answer: int) -> Batch:
     shared = rng.integers(0, 60, prompt)
     rows = [(np.concatenate([shared, rng.integers(0, 60, answer)]).astype(np.int32), prompt) for _ in range(num)]
     return make_batch(rows, rng)
+
+
+def unlike(length: int) -> Batch:
+    """Two sequences without anything in common."""
+    rows = [(np.asarray([i, *range(length - 1)], np.int32) % 60, length // 2) for i in range(2)]
+    return make_batch(rows, np.random.default_rng(0))
 
 
 def scripted(true_seconds: np.ndarray, budget: int = 4096) -> Planner:
@@ -49,14 +55,14 @@ def test_what_is_shared_goes_through_the_tree_and_what_is_not_goes_where_attenti
     true[3] *= 20  # this machine has slow tree attention
     one = scripted(true)
     assert run(one, grouped(8, 200, 10), true) == "tree"
-    assert run(one, grouped(1, 400, 400), true) != "tree"
+    assert run(one, unlike(800), true) != "tree"
 
 
 def test_a_machine_that_is_unlike_the_first_guess_is_learned_from_its_steps() -> None:
     true = SHAPE.prior() * 1e-9
     true[3] *= 300  # far from the prior, and hardly visible in the small calibration passes
     one = scripted(true)
-    batch = grouped(3, 400, 150)
+    batch = unlike(600)
     predicted = {layout: float(features_of(plan_passes(batch, layout, 4096)) @ true) for layout in planner.CANDIDATES}
     best = min(predicted, key=lambda layout: predicted[layout])
     assert best != "tree"
@@ -86,12 +92,42 @@ def test_predictions_come_near_measurements_of_a_machine_that_is_linear(seed: in
 def test_a_small_lead_does_not_leave_the_tree() -> None:
     true = SHAPE.prior() * 1e-9
     one = scripted(true)
-    batch = grouped(1, 30, 30)
+    batch = unlike(60)
     assert run(one, batch, true) == "tree"
     tree, packed = (
         one.costs.predict(features_of(plan_passes(batch, layout, 4096))) for layout in planner.CANDIDATES[:2]
     )
     assert planner.MARGIN * tree < packed < tree
+
+
+def several(num_tasks: int, prompt: int, num: int, answer: int) -> Batch:
+    """Groups below one system prompt."""
+    rng = np.random.default_rng(num_tasks)
+    system = rng.integers(0, 60, prompt)
+    rows = []
+    for _ in range(num_tasks):
+        question = np.concatenate([system, rng.integers(0, 60, prompt)])
+        rows += [
+            (np.concatenate([question, rng.integers(0, 60, answer)]).astype(np.int32), 2 * prompt) for _ in range(num)
+        ]
+    return make_batch(rows, rng)
+
+
+def test_a_tree_above_the_budget_goes_depth_first_and_one_below_it_whole() -> None:
+    true = SHAPE.prior() * 1e-9
+    batch = several(4, 200, 4, 50)
+    assert len(plan_passes(batch, "tree", 600)) > 1
+    assert run(scripted(true, 600), batch, true) == "depth_first"
+    assert run(scripted(true, 4096), batch, true) == "tree"
+
+
+def test_a_machine_on_which_passes_are_dear_cuts_the_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = several(4, 200, 4, 50)
+    num = {layout: len(plan_passes(batch, layout, 600)) for layout in ("tree", "depth_first")}
+    assert num["depth_first"] > num["tree"]
+    monkeypatch.setattr(planner, "PASS_TOKENS", 100 * descent.PASS_TOKENS)
+    true = SHAPE.prior() * 1e-9
+    assert run(scripted(true, 600), batch, true) == "tree"
 
 
 def test_without_a_clock_the_first_choice_is_made_from_multiplications() -> None:
@@ -135,7 +171,7 @@ def test_the_step_report_says_what_was_predicted_and_measured() -> None:
     trainer = Trainer(make_loaded(), LearnConfig(layout="auto"))
     batch = grouped(4, 30, 8)
     numbers = update_numbers(trainer.update([batch, batch], Objective()))
-    assert numbers["layout"] and set(numbers["layout"].split(", ")) <= set(planner.CANDIDATES)
+    assert numbers["layout"] and set(numbers["layout"].split(", ")) <= {*planner.CANDIDATES, "depth_first"}
     assert numbers["num_passes"] == 2
     assert numbers["passes_predicted_s"] > 0 and numbers["passes_measured_s"] > 0
     fixed = update_numbers(Trainer(make_loaded(), LearnConfig(layout="tree")).update([batch], Objective()))

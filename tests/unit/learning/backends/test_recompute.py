@@ -13,6 +13,7 @@ from leyden.base.errors import ModelUnusable
 from leyden.learning.backends.base import Objective
 from leyden.learning.backends.embedded import recompute
 from leyden.learning.backends.embedded.model import LoadedModel
+from leyden.learning.backends.embedded.path import Path
 from leyden.learning.backends.embedded.trainer import Trainer
 from leyden.learning.batch import Batch
 
@@ -27,7 +28,7 @@ def accumulate(loaded: LoadedModel, batch: Batch, **learn: Any) -> dict[str, tor
     return gradients(loaded)
 
 
-@pytest.mark.parametrize("layout", ["tree", "packed", "padded"])
+@pytest.mark.parametrize("layout", ["tree", "depth_first", "packed", "padded"])
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_gradients_are_bit_identical_with_and_without(kind: str, layout: str) -> None:
     loaded = make_loaded(kind)
@@ -57,7 +58,7 @@ def test_less_is_kept_between_forward_and_backward() -> None:
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            trainer._labels_of(trainer._hidden(one), batch_of(), one, entropy=False)
+            trainer._labels_of(trainer._hidden(one, Path(loaded.device)), batch_of(), one, entropy=False)
         return total
 
     assert kept_bytes(activation_checkpointing=True) < kept_bytes() / 2

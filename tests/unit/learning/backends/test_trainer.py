@@ -23,7 +23,7 @@ from leyden.learning.backends.embedded.precision import LowLinear
 from leyden.learning.backends.embedded.trainer import Trainer
 from leyden.learning.batch import Batch
 
-LAYOUTS = ("single", "padded", "packed", "tree")
+LAYOUTS = ("single", "padded", "packed", "tree", "depth_first")
 
 
 def some_batch(seed: int = 0, num: int = 8) -> Batch:

@@ -96,8 +96,8 @@ class SlotKernel:
     """Attention of one forward pass: writes the new keys and values, then attends to all of each row's slot.
 
     Row r of the pass is slot `first + r`; its new tokens stand at `positions_RQ`. A query at position p sees
-    the columns 0..p of its slot. Padded queries repeat the last position; what they write there is
-    overwritten by the real token because they are sent to the column behind all real ones.
+    the columns 0..p of its slot, in a layer with a window the last of them. Padded queries repeat the last position;
+    what they write there is overwritten by the real token because they are sent to the column behind all real ones.
     """
 
     def __init__(self, cache: SlotCache, first: int, positions_RQ: Tensor, columns_RQ: Tensor) -> None:
@@ -108,11 +108,18 @@ class SlotKernel:
         self.columns_RQ = columns_RQ
         self.row_index_R1 = torch.arange(first, first + num_rows, device=positions_RQ.device)[:, None]
         seen_RQC = torch.arange(self.num_columns, device=positions_RQ.device) <= positions_RQ[:, :, None]
-        bias_RQC = torch.zeros(seen_RQC.shape, dtype=cache.dtype, device=positions_RQ.device)
-        self.bias_R1QC = bias_RQC.masked_fill_(~seen_RQC, float("-inf"))[:, None]
-        self.bias_by_groups: dict[int, Tensor] = {}
+        self.positions_RQ, self.seen_RQC = positions_RQ, seen_RQC
+        self.biases: dict[tuple[int, int | None], Tensor] = {}
 
-    def __call__(self, module: nn.Module, q_RHQD: Tensor, k_RKQD: Tensor, v_RKQD: Tensor, scaling: float) -> Tensor:
+    def __call__(
+        self,
+        module: nn.Module,
+        q_RHQD: Tensor,
+        k_RKQD: Tensor,
+        v_RKQD: Tensor,
+        scaling: float,
+        window: int | None = None,
+    ) -> Tensor:
         """out_RHQD; `module.layer_idx` says which layer of the cache is meant."""
         layer = module.layer_idx
         assert isinstance(layer, int)
@@ -129,17 +136,26 @@ class SlotKernel:
             q_RHQD.reshape(R, K, groups * Q, D),
             keys_RKCD[self.rows, :, : self.num_columns],
             values_RKCD[self.rows, :, : self.num_columns],
-            attn_mask=self._bias(groups),
+            attn_mask=self._bias(groups, window),
             scale=scaling,
         )
         return out_RKGD.reshape(R, H, Q, D)
 
-    def _bias(self, groups: int) -> Tensor:
-        if self.num_new == 1:
-            return self.bias_R1QC
-        if groups not in self.bias_by_groups:
-            self.bias_by_groups[groups] = self.bias_R1QC.repeat(1, 1, groups, 1)
-        return self.bias_by_groups[groups]
+    def _bias(self, groups: int, window: int | None) -> Tensor:
+        """Additive mask (R, 1, Q * groups, C); made once per window of a layer."""
+        if window is not None and window >= self.num_columns:
+            window = None
+        key = (1 if self.num_new == 1 else groups, window)
+        if key not in self.biases:
+            seen_RQC = self.seen_RQC
+            if window is not None:
+                columns_C = torch.arange(self.num_columns, device=seen_RQC.device)
+                seen_RQC = seen_RQC & (columns_C > self.positions_RQ[:, :, None] - window)
+            bias_RQC = torch.zeros(seen_RQC.shape, dtype=self.cache.dtype, device=seen_RQC.device)
+            bias_RQC.masked_fill_(~seen_RQC, float("-inf"))
+            # With one new token the mask is the same for all heads, and broadcast over them.
+            self.biases[key] = bias_RQC[:, None] if key[0] == 1 else bias_RQC[:, None].repeat(1, 1, groups, 1)
+        return self.biases[key]
 
 
 @dataclass(slots=True)

@@ -1,13 +1,15 @@
-"""From the actions of an optimizer step to inputs of the model: four layouts, one gradient.
+"""From the actions of an optimizer step to inputs of the model: five layouts, one gradient.
 
     single   each action alone, its prompt computed anew
     padded   one row per trajectory (a sequence that no other extends), padded on the right
     packed   the same trajectories one after another in one row, blind to each other, positions restart
     tree     the forest of all sequences in depth-first order, each shared prefix once, position = depth
+    depth_first  the same forest in several passes, of which the later ones read keys and values of the earlier
 
 Every layout drops the last tokens of a sequence that predict nothing, and computes each label once. Sequences
 that are a prefix of a longer one ride on it, except in `single`. `plan_passes` cuts a step into passes of at
-most `token_budget` tokens, in the order of the forest, so that shared prefixes stay together where they fit.
+most `token_budget` tokens, in the order of the forest, so that shared prefixes stay together where they fit; where
+they do not, `tree` computes them once per pass and `depth_first` once (`descent`).
 
     B rows   T columns   U unique tokens   L labels of a pass   N labels of the batch
 """
@@ -20,6 +22,7 @@ from numpy.typing import NDArray
 
 from leyden.base.records import IntArray
 from leyden.learning.backends.base import Layout
+from leyden.learning.backends.embedded.descent import descend
 from leyden.learning.backends.embedded.partition import partition
 from leyden.learning.batch import Batch
 from leyden.traces.forest import Forest, build_forest
@@ -46,6 +49,8 @@ class Tree:
 
     end_U: Index
     """One past the last token of the subtree of each token."""
+    num_above: int = 0
+    """Tokens of a path that all of them see, and that come before them among the keys."""
 
 
 Rule = Causal | Segments | Tree
@@ -65,6 +70,10 @@ class Pass:
     """Labels of the batch that this pass computes; every active label is in exactly one pass."""
     source_L: Index
     """For each of them, row * T + column of the token whose hidden state predicts it."""
+    level: int = 0
+    """`depth_first`: trunks above whose keys and values it reads; they are the last ones of a lower level each."""
+    is_trunk: bool = False
+    """`depth_first`: later passes read its keys and values, so its backward waits for theirs."""
 
     @property
     def num_tokens(self) -> int:
@@ -75,7 +84,7 @@ class Pass:
 def plan_passes(
     batch: Batch, layout: Layout, token_budget: int, active_N: NDArray[np.bool_] | None = None
 ) -> list[Pass]:
-    """Passes that together compute every label of `active_N` (default: all) once.
+    """Passes that together compute every label of `active_N` (default: all) once. They run in this order.
 
     In the order of the forest, cut where the fewest tokens are computed twice (`partition`). An action whose input
     alone is longer than the budget gets a pass of its own.
@@ -83,6 +92,8 @@ def plan_passes(
     inputs, actions, labels = _inputs(batch, active_N)
     if not actions:
         return []
+    if layout == "depth_first":
+        return _depth_first(inputs, labels, batch, token_budget)
     order, shared = _forest_order(inputs)
     passes = []
     for group in partition(layout, token_budget, [len(inputs[i]) for i in order], shared):
@@ -170,6 +181,33 @@ def _tree(inputs: Sequence[IntArray], shared: Index, labels: Sequence[Index], ba
         label_L=np.concatenate(labels),
         source_L=np.concatenate(sources).astype(np.int64),
     )
+
+
+def _depth_first(inputs: Sequence[IntArray], labels: Sequence[Index], batch: Batch, budget: int) -> list[Pass]:
+    forest: Forest = build_forest(inputs)
+    chunks = descend(forest.end_U.astype(np.int64), budget)
+    label_L = np.concatenate(labels)
+    token_L = np.concatenate([forest.paths[i][_places(batch, mine)] for i, mine in enumerate(labels)])
+    # A token of a trunk that is computed again predicts its labels where it is computed first.
+    chunk_U = np.zeros(len(forest.tokens_U), np.int64)
+    for number in reversed(range(len(chunks))):
+        chunk_U[chunks[number].tokens] = number
+    by_chunk = np.argsort(chunk_U[token_L], kind="stable")
+    cuts = np.searchsorted(chunk_U[token_L][by_chunk], np.arange(1, len(chunks)))
+    passes = []
+    for chunk, mine in zip(chunks, np.split(by_chunk, cuts), strict=True):
+        passes.append(
+            Pass(
+                ids_BT=forest.tokens_U[chunk.tokens].astype(np.int64)[None],
+                positions_BT=forest.depth_U[chunk.tokens].astype(np.int64)[None],
+                rule=Tree(chunk.end, chunk.num_above),
+                label_L=label_L[mine],
+                source_L=np.searchsorted(chunk.tokens, token_L[mine]).astype(np.int64),
+                level=chunk.level,
+                is_trunk=chunk.is_trunk,
+            )
+        )
+    return passes
 
 
 def _places(batch: Batch, labels: Index) -> Index:

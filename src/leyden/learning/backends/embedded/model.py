@@ -29,8 +29,12 @@ from leyden.base.errors import ModelUnusable
 from leyden.learning.backends.embedded import precision
 from leyden.learning.backends.embedded.atomic import atomic_folder
 from leyden.learning.backends.embedded.attention import attention_scope, causal_kernel
+from leyden.learning.backends.embedded.kernels import kernel_for
+from leyden.learning.backends.embedded.layouts import Segments
 from leyden.learning.backends.embedded.source import (
+    SUPPORTED_MODELS,
     check_config,
+    check_windows,
     locate,
     quiet,
     read_part,
@@ -39,6 +43,10 @@ from leyden.learning.backends.embedded.source import (
 )
 
 ComputeType = Literal["bfloat16", "float32"]
+
+MIXING_TOLERANCE = 1e-4
+"""Largest relative change of hidden states by a sequence that attention hides. The same operations run on the same
+numbers, so dense models give 0; experts are computed in other groups and may round in another way."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -174,7 +182,7 @@ def load_model(
     where, options = locate(source)
     with quiet():
         config = read_part("configuration", source, lambda: AutoConfig.from_pretrained(where, **options))
-        check_config(config, source, max_context)
+        check_config(config, source)
         tokenizer = read_part("tokenizer", source, lambda: AutoTokenizer.from_pretrained(where, **options))
         template = read_template(tokenizer, chat_template, source)
         causal = read_weights(where, options, source)
@@ -334,10 +342,12 @@ def _add_lora(causal: PreTrainedModel, lora: LoraConfig, source: str, seed: int)
 def _check_anatomy(loaded: LoadedModel) -> None:
     """Refuse a model whose layers bypass the kernel or whose logits are not `head(hidden)`."""
     calls: list[nn.Module] = []
+    windows: list[int | None] = []
 
-    def counting(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, scaling: float) -> Tensor:
+    def counting(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, scaling: float, window: int | None) -> Tensor:
         calls.append(module)
-        return causal_kernel(module, q, k, v, scaling)
+        windows.append(window)
+        return causal_kernel(module, q, k, v, scaling, window)
 
     ids_BT = torch.arange(5, device=loaded.device)[None] % loaded.vocab_size
     positions_BT = torch.arange(5, device=loaded.device)[None]
@@ -350,8 +360,31 @@ def _check_anatomy(loaded: LoadedModel) -> None:
     num_layers = int(loaded.config.num_hidden_layers)
     if num_calls != num_layers:
         raise ModelUnusable(
-            f"{name}: {num_calls} of {num_layers} layers use plain softmax attention; "
-            "linear, state-space and custom attention are not supported"
+            f"{name}: {num_calls} of {num_layers} layers use plain softmax attention; linear, state-space and "
+            f"custom attention are not supported. {SUPPORTED_MODELS}"
         )
+    check_windows(loaded.config, windows[:num_layers], loaded.source, loaded.max_context)
     if not torch.allclose(logits_BTV.float(), whole_BTV.float(), rtol=1e-2, atol=1e-2):
         raise ModelUnusable(f"{name} changes its logits after the output layer, which is not supported")
+    if not _is_blind(loaded):
+        raise ModelUnusable(
+            f"{name} passes something from token to token beside its attention, as a recurrent state or a convolution "
+            f"does; sequences that share a row or a prefix have no exact gradient there. {SUPPORTED_MODELS}"
+        )
+
+
+def _is_blind(loaded: LoadedModel) -> bool:
+    """Whether a sequence comes out the same behind two others that its attention does not see.
+
+    Whatever passes from one to the other does not go through attention.
+    """
+    num = 5
+    kernel = kernel_for(Segments((0, num, 2 * num)), (1, 2 * num), loaded.device)
+    ids_T = torch.arange(num, device=loaded.device)
+    positions_BT = torch.cat([ids_T, ids_T])[None]
+    found = []
+    with torch.no_grad(), attention_scope(kernel):
+        for first in (1, 2):
+            ids_BT = torch.cat([ids_T * 3 + first, ids_T])[None] % loaded.vocab_size
+            found.append(loaded.hidden(ids_BT, positions_BT)[:, num:].float())
+    return bool((found[0] - found[1]).norm() <= MIXING_TOLERANCE * found[0].norm())

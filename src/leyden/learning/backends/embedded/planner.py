@@ -1,10 +1,10 @@
 """Which layout a step takes: the one whose passes are predicted to be fastest, from measured seconds.
 
 Promises: with a fixed layout it plans that layout and measures nothing. With `auto` it plans tree, packed and padded,
-predicts the seconds of each, and takes the tree unless another is at least 5 % faster; the gradient is the same
-whichever it takes. Prediction and measurement of each update are in its report. Since the choice follows measured time,
-two runs with `auto` may lay out a step differently and then differ in the last bits: for bit-identical runs, fix the
-layout.
+and depth_first where the tree does not fit one pass; predicts the seconds of each, and takes the tree (whole, cut or
+depth first, whichever is faster) unless another is at least 5 % faster; the gradient is the same whichever it takes.
+Prediction and measurement of each update are in its report. Since the choice follows measured time, two runs with
+`auto` may lay out a step differently and then differ in the last bits: for bit-identical runs, fix the layout.
 
     seconds = sum over passes of  a * tokens + b_kernel * pairs of query and key + c * labels + d
 
@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from leyden.learning.backends.base import Layout
-from leyden.learning.backends.embedded.attention import computed_pairs
+from leyden.learning.backends.embedded.descent import PASS_TOKENS
+from leyden.learning.backends.embedded.kernels import computed_pairs, is_chain
 from leyden.learning.backends.embedded.layouts import Causal, Pass, Segments, plan_passes
 from leyden.learning.backends.embedded.model import LoadedModel
 from leyden.learning.batch import Batch
@@ -70,10 +71,9 @@ class Shape:
     def prior(self) -> Wide:
         """Multiplications per feature, forward and backward (three times the forward)."""
         pair = 3.0 * 2 * self.num_layers * self.attention_width
+        token = 3.0 * self.num_parameters
         # Masked and gathered attention runs at about half the speed of plain causal attention on a CPU.
-        return np.asarray(
-            [3.0 * self.num_parameters, pair, pair, 2 * pair, 3.0 * self.head_size, 1e6 * self.num_layers]
-        )
+        return np.asarray([token, pair, pair, 2 * pair, 3.0 * self.head_size, PASS_TOKENS * token])
 
 
 class CostModel:
@@ -134,14 +134,17 @@ class Planner:
             return Plan(layout=self.layout, passes=plan_passes(batch, self.layout, self.token_budget, active_N))
         if not self.costs.num_measured:
             self.calibrate()
-        plans = []
-        for layout in CANDIDATES:
-            passes = plan_passes(batch, layout, self.token_budget, active_N)
+        plans: list[Plan] = []
+        candidates = list(CANDIDATES)
+        whole = plan_passes(batch, "tree", self.token_budget, active_N)
+        if len(whole) > 1:  # otherwise it is the same pass
+            candidates.insert(1, "depth_first")
+        for layout in candidates:
+            passes = whole if layout == "tree" else plan_passes(batch, layout, self.token_budget, active_N)
             features = features_of(passes)
             plans.append(Plan(layout=layout, passes=passes, predicted_s=self._seconds(features), features=features))
-        tree, fastest = plans[0], min(plans, key=lambda plan: plan.predicted_s or 0.0)
-        assert tree.predicted_s is not None and fastest.predicted_s is not None
-        return fastest if fastest.predicted_s < MARGIN * tree.predicted_s else tree
+        tree, fastest = min(plans[:-2], key=_predicted), min(plans, key=_predicted)
+        return fastest if _predicted(fastest) < MARGIN * _predicted(tree) else tree
 
     def measured(self, plan: Plan, seconds: float) -> None:
         """Learn from the forward and backward of a whole plan."""
@@ -165,11 +168,16 @@ class Planner:
         return float(features @ self.costs.prior) * 1e-10  # 10 G multiplications a second, until one was measured
 
 
+def _predicted(plan: Plan) -> float:
+    assert plan.predicted_s is not None
+    return plan.predicted_s
+
+
 def features_of(passes: Sequence[Pass]) -> Wide:
     """The features of all passes together, in the order of `FEATURES`."""
     found = np.zeros(len(FEATURES))
     for one in passes:
-        kind = 1 if isinstance(one.rule, Causal) else 2 if isinstance(one.rule, Segments) else 3
+        kind = 1 if isinstance(one.rule, Causal) or is_chain(one.rule) else 2 if isinstance(one.rule, Segments) else 3
         found[0] += one.num_tokens
         found[kind] += computed_pairs(one.rule, one.ids_BT.shape)
         found[4] += len(one.label_L)

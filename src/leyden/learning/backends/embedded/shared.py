@@ -20,7 +20,7 @@ from leyden.base.config import LearnConfig, PolicyConfig
 from leyden.learning.backends.embedded.backend import EmbeddedBackend
 from leyden.learning.backends.embedded.model import LoadedModel, load_model, load_tokenizer, wrap
 from leyden.learning.backends.embedded.sampler import PREFIX_BYTES
-from leyden.learning.backends.embedded.source import check_config, read_template
+from leyden.learning.backends.embedded.source import read_template
 
 
 def backends_of(
@@ -83,7 +83,6 @@ def _leaves_base(policy: PolicyConfig) -> bool:
 
 def _view(base: LoadedModel, policy: PolicyConfig, template: Path | None, seed: int) -> LoadedModel:
     """A model of its own that shares the parameters of `base`. Raises ModelUnusable."""
-    check_config(base.config, base.source, policy.max_context)
     causal = twin(base.causal)
     assert isinstance(causal, PreTrainedModel)
     tokenizer = load_tokenizer(base.source)  # one is not thread-safe, and its template is the policy's

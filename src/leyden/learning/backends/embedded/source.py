@@ -3,7 +3,7 @@
 Remote code is never run. Every refusal names the model, what is wrong with it and what to change.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,14 @@ from transformers.utils import logging as transformers_logging
 from leyden.base.errors import ModelUnusable
 from leyden.learning.backends.embedded.attention import ATTENTION_NAME
 
-# Layer kinds in which a token sees something else than every token before it.
-REFUSED_LAYERS = (
-    "linear_attention",
-    "chunked_attention",
-    "compressed_sparse_attention",
-    "indexed_attention",
-    "conv",
+LAYERS = ("full_attention", "sliding_attention")
+"""Kinds of layers that are supported: a token sees every token before it, or those of a window."""
+
+SUPPORTED_MODELS = (
+    "Choose a model whose layers are all full or sliding softmax attention "
+    "(Llama, SmolLM, Qwen2, Qwen3, Mistral, Gemma, Gemma 3 and their like)"
 )
+"""What to do about a refused model."""
 
 
 def locate(source: str) -> tuple[str, dict[str, Any]]:
@@ -88,23 +88,42 @@ def read_weights(where: str, options: Mapping[str, Any], source: str) -> PreTrai
     return causal
 
 
-def check_config(config: Any, source: str, max_context: int) -> None:
+def check_config(config: Any, source: str) -> None:
     """Refuse by name what the configuration already says cannot be trained. Raises ModelUnusable."""
     if getattr(config, "is_encoder_decoder", False):
         raise ModelUnusable(f"{source} is an encoder-decoder ({config.model_type}); choose a causal language model")
-    layers = set(getattr(config, "layer_types", None) or ())
-    refused = sorted(layers & set(REFUSED_LAYERS))
+    refused = sorted(set(getattr(config, "layer_types", None) or ()) - set(LAYERS))
     if refused:
         raise ModelUnusable(
-            f"{source} ({config.model_type}) has layers of kind {', '.join(refused)}; "
-            "only full softmax attention is supported"
+            f"{source} ({config.model_type}) has layers of kind {', '.join(refused)}, in which tokens share a state or "
+            f"see others than those before them; trees of shared prefixes have no exact gradient there. "
+            f"{SUPPORTED_MODELS}"
         )
-    window = getattr(config, "sliding_window", None)
-    slides = "sliding_attention" in layers or not layers
-    if slides and window is not None and window < max_context:
+    if getattr(config, "use_bidirectional_attention", False):
         raise ModelUnusable(
-            f"{source} ({config.model_type}) uses sliding_attention over {window} tokens, but max_context is "
-            f"{max_context}; set policies.NAME.max_context to at most {window} or choose another model"
+            f"{source} ({config.model_type}) lets tokens see later ones (use_bidirectional_attention); "
+            "choose a causal language model"
+        )
+
+
+def check_windows(config: Any, windows: Sequence[int | None], source: str, max_context: int) -> None:
+    """Refuse a model whose layers ask for other windows than its configuration says. Raises ModelUnusable.
+
+    `windows` are what the attention of each layer was given. A window of at least `max_context` is none.
+    """
+    window = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * len(windows)
+    said = [window if kind == "sliding_attention" else None for kind in kinds]
+
+    def met(values: Sequence[int | None]) -> list[int | None]:
+        return [value if value is not None and value < max_context else None for value in values]
+
+    if met(said) != met(windows):
+        raise ModelUnusable(
+            f"{source} ({config.model_type}): its configuration says sliding_attention over {window} tokens in "
+            f"{sum(value is not None for value in said)} of {len(said)} layers, but "
+            f"{sum(value is not None for value in windows)} ask for it; set policies.NAME.max_context to at most "
+            f"{window} or choose another model"
         )
 
 

@@ -24,7 +24,6 @@ from leyden.base.errors import LearningError, ObjectiveError
 from leyden.base.records import FloatArray
 from leyden.learning.backends.base import Layout, Objective, UpdateReport
 from leyden.learning.backends.embedded import recompute
-from leyden.learning.backends.embedded.attention import attention_scope, kernel_for
 from leyden.learning.backends.embedded.coupling import (
     Before,
     Coupled,
@@ -41,6 +40,7 @@ from leyden.learning.backends.embedded.layouts import Pass, plan_passes
 from leyden.learning.backends.embedded.logprobs import label_logprobs, plan_positions
 from leyden.learning.backends.embedded.losses import Labels, objective_loss
 from leyden.learning.backends.embedded.model import LoadedModel
+from leyden.learning.backends.embedded.path import Path
 from leyden.learning.backends.embedded.planner import Planner, calibration_batch, shape_of
 from leyden.learning.backends.embedded.tally import Tally, report
 from leyden.learning.batch import Batch, check
@@ -114,9 +114,10 @@ class Trainer:
             raise LearningError("there is no critic; choose an algorithm that has one, for example ppo")
         self._check(batch)
         value_A = np.full(len(batch.sequences), np.nan, np.float32)
+        path = Path(self.loaded.device)
         with torch.no_grad():
             for one in self.planner.plan(batch, batch.offset_N == 0).passes:
-                value_K, actions = self.critic.of_pass(self._hidden(one), one, batch)
+                value_K, actions = self.critic.of_pass(self._hidden(one, path), one, batch)
                 value_A[actions] = value_K.float().cpu().numpy()
         return value_A
 
@@ -274,10 +275,15 @@ class Trainer:
         logp_N = np.full(batch.num_labels, np.nan)
         coupled = self._coupled(batch, active_N, before, objective, tally)
         plan = self.planner.plan(batch, active_N)
-        start = time.perf_counter()
+        start, path = time.perf_counter(), Path(self.loaded.device)
         for one in plan.passes:
+            with tally.timed("backward"):
+                path.climb(one.level)
             with tally.timed("forward"):
-                hidden_BTE = self._hidden(one)
+                hidden_BTE = self._hidden(one, path)
+                tally.num_forward_tokens += one.num_tokens
+                if not len(one.label_L):
+                    continue
                 logp_L, entropy_L = self._labels_of(hidden_BTE, batch, one, entropy=objective.entropy != 0)
                 labels = self._labels(batch, one, before, coupled, logp_L.detach())
                 terms = objective_loss(objective, labels, logp_L, entropy_L)
@@ -288,10 +294,11 @@ class Trainer:
                     loss = loss + objective.value_coef * value
             with tally.timed("backward"):
                 loss.backward()  # type: ignore[no-untyped-call]
-            tally.num_forward_tokens += one.num_tokens
             tally.add_terms(terms, labels.weight_L)
             tally.num_masked[id(batch)] = tally.num_masked.get(id(batch), 0) + int(terms.masked_L.sum())
             logp_N[one.label_L] = logp_L.detach().cpu().numpy()
+        with tally.timed("backward"):
+            path.climb(0)
         seconds = time.perf_counter() - start
         self.planner.measured(plan, seconds)
         tally.add_plan(plan, seconds)
@@ -299,22 +306,25 @@ class Trainer:
             tally.add_gap(logp_N, batch, active_N)
 
     def _logprobs(self, batch: Batch, active_N: Mask, tally: Tally) -> Wide:
-        logp_N = np.full(batch.num_labels, np.nan)
+        logp_N, path = np.full(batch.num_labels, np.nan), Path(self.loaded.device)
         with torch.no_grad():
             for one in self.planner.plan(batch, active_N).passes:
-                logp_L, _ = self._labels_of(self._hidden(one), batch, one, entropy=False)
-                logp_N[one.label_L] = logp_L.cpu().numpy()
+                hidden_BTE = self._hidden(one, path)
                 tally.num_forward_tokens += one.num_tokens
+                if len(one.label_L):
+                    logp_L, _ = self._labels_of(hidden_BTE, batch, one, entropy=False)
+                    logp_N[one.label_L] = logp_L.cpu().numpy()
         return logp_N
 
-    def _hidden(self, one: Pass) -> Tensor:
-        """Hidden states of a pass, (B, T, E)."""
+    def _hidden(self, one: Pass, path: Path) -> Tensor:
+        """Hidden states of the next pass of a walk, (B, T, E)."""
         device = self.loaded.device
         kept = recompute.recompute_scope() if self.recomputes else nullcontext()
-        with attention_scope(kernel_for(one.rule, device)), kept:
-            return self.loaded.hidden(
+        with path.scope(one), kept:
+            hidden_BTE = self.loaded.hidden(
                 torch.from_numpy(one.ids_BT).to(device), torch.from_numpy(one.positions_BT).to(device)
             )
+        return path.cut(one, hidden_BTE)
 
     def _labels_of(self, hidden_BTE: Tensor, batch: Batch, one: Pass, *, entropy: bool) -> tuple[Tensor, Tensor | None]:
         """(logp_L, entropy_L) of the labels of a pass."""
@@ -334,10 +344,10 @@ class Trainer:
         kept = [parameter.grad for parameter in parameters]
         for parameter in parameters:
             parameter.grad = torch.zeros_like(parameter)  # as in a step: memory for them is there already
-        start = time.perf_counter()
+        start, path = time.perf_counter(), Path(self.loaded.device)
         with torch.enable_grad():
             for one in plan_passes(batch, layout, self.planner.token_budget):
-                logp_L, _ = self._labels_of(self._hidden(one), batch, one, entropy=False)
+                logp_L, _ = self._labels_of(self._hidden(one, path), batch, one, entropy=False)
                 logp_L.mean().backward()  # type: ignore[no-untyped-call]
                 float(logp_L.detach()[0])  # waits for a device that runs behind
         seconds = time.perf_counter() - start
