@@ -341,11 +341,16 @@ def test_bounds_that_contradict_each_other_are_refused_before_anything_runs(room
     for wrong, message in (
         ({"reflection": ""}, "needs a reflection model"),
         ({"reflection": "other"}, "'other', which is no policy"),
-        ({"reflection": "bare"}, r"set policies\.bare\.provider or policies\.bare\.engine"),
         ({"reflection": "main", "max_reflection_usd": 1.0}, r"'main' has no price, .*policies\.main\.usd_per_million"),
     ):
         with pytest.raises(ConfigError, match=message):
             check_reflection(room.config("gepa", **wrong))
+    served = room.config("gepa", reflection="bare")
+    check_reflection(served)
+    alone = served.model_copy(update={"policies": {**served.policies, "main": served.policies["bare"]}})
+    itself = alone.model_copy(update={"prompts": alone.prompts.model_copy(update={"reflection": "main"})})
+    with pytest.raises(ConfigError, match=r"set policies\.main\.provider or policies\.main\.engine"):
+        check_reflection(itself)
 
 
 def test_a_reward_can_be_what_candidates_are_compared_by(room: Room) -> None:
