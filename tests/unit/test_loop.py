@@ -244,7 +244,9 @@ def test_a_budget_of_minutes_counts_recorded_work_and_one_of_money_says_when_it_
         asyncio.run(improve(house))
     assert house.backend.version == 0, "the evaluation alone spent it"
     assert isinstance(house.progress, Said)
-    assert any("budget.usd counts nothing: no policy or provider has a price" in said for said in house.progress.sentences)
+    assert any(
+        "budget.usd counts nothing: no policy or provider has a price" in said for said in house.progress.sentences
+    )
 
 
 def test_the_second_run_on_a_holdout_judges_with_a_smaller_error_rate(store: Store, tmp_path: Path) -> None:
