@@ -28,9 +28,9 @@ from leyden.cli.trackers import MetricsWriter
 from leyden.loop import Improvement, improve
 from leyden.store import ledger
 
-# What is sampled depends on which requests meet in a batch, so on timing. With two groups a step, two short runs of seven
-# were seen to learn slowly; with four, none of 45 (`benchmarks/algorithms.py`). A fault in the update stops every run, so
-# a test that may be repeated still finds it.
+# What is sampled depends on which requests meet in a batch, so on timing. With two groups a step, two short runs of
+# seven were seen to learn slowly; with four, all runs of GRPO and its kin learned (`benchmarks/algorithms.py`). A fault
+# in the update stops every run, so a test that may be repeated still finds it.
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
     pytest.mark.timeout(900),
