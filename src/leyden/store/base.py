@@ -79,3 +79,24 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Finish what was handed in, then let go of every connection. Idempotent."""
+
+
+def started() -> "Future[Any]":
+    """A future that cannot be cancelled: what was handed in is done even if nobody waits for it any more."""
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()
+    return future
+
+
+def resolve(future: "Future[Any]", value: Any, failure: BaseException | None) -> None:
+    """Give a future its value, or the failure instead."""
+    if failure is None:
+        future.set_result(value)
+    else:
+        future.set_exception(failure)
+
+
+def promise() -> "tuple[Future[None], Receipt]":
+    """A future that cannot be cancelled, and the receipt that resolves it."""
+    future: Future[None] = started()
+    return future, lambda failure: resolve(future, None, failure)

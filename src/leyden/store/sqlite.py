@@ -20,9 +20,9 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool, QueuePool
 
 from leyden.base.errors import ConfigError, StoreUnusable
-from leyden.store.base import Parts, Receipt, Row
+from leyden.store.base import Parts, Receipt, Row, promise, started
 from leyden.store.sqlite_file import connect, explain, is_lost, prepare
-from leyden.store.sqlite_work import INSERTS, Append, Insert, Job, Result, Work, resolve, started
+from leyden.store.sqlite_work import INSERTS, Append, Insert, Job, Result, Work
 from leyden.store.topics import TopicHub
 
 T = TypeVar("T")
@@ -82,8 +82,8 @@ class SqliteStore:
 
     def append_all(self, parts: Parts) -> "Future[None]":
         """See `Store.append_all`."""
-        future = started()
-        self.hand_in(parts, lambda failure: resolve(future, None, failure))
+        future, receipt = promise()
+        self.hand_in(parts, receipt)
         self.flush()
         return future
 

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Table
 from sqlalchemy.dialects import sqlite
 
 from leyden.store import schema
-from leyden.store.base import Receipt, Row
+from leyden.store.base import Receipt, Row, resolve
 
 _ROWS = (64, 16, 4, 1)
 """Rows of one INSERT: few sizes, so that every statement stays compiled, and at most 1344 values."""
@@ -89,18 +89,3 @@ Result = tuple[Work, Any, BaseException | None]
 INSERTS: dict[Table, Insert] = {
     table: Insert(table, order) for order, table in enumerate(schema.metadata.sorted_tables)
 }
-
-
-def started() -> "Future[Any]":
-    """A future that cannot be cancelled: what was handed in is done even if nobody waits for it any more."""
-    future: Future[Any] = Future()
-    future.set_running_or_notify_cancel()
-    return future
-
-
-def resolve(future: "Future[Any]", value: Any, failure: BaseException | None) -> None:
-    """Give a future its value, or the failure instead."""
-    if failure is None:
-        future.set_result(value)
-    else:
-        future.set_exception(failure)

@@ -22,7 +22,7 @@ from sqlalchemy import Table, select
 from leyden.base.errors import RecordError
 from leyden.base.records import CallCompletion, CallIntent, Choice, Provenance, Reward, Span, check_reward
 from leyden.store import schema
-from leyden.store.base import Receipt, Row, Store
+from leyden.store.base import Receipt, Row, Store, promise
 from leyden.traces.numbers import Sampling, insert_numbered
 from leyden.traces.prefixes import Body, Link, Prefixes, Prompt
 from leyden.traces.privacy import KEEP, Privacy
@@ -73,8 +73,8 @@ class Recorder:
     def intent(self, intent: CallIntent) -> "Future[None]":
         """Record that a request is about to be sent. In the future: Conflict for an id or an occurrence that
         exists."""
-        future: Future[None] = Future()
-        self.hand_in_intent(intent, _receipt_of(future))
+        future, receipt = promise()
+        self.hand_in_intent(intent, receipt)
         self._store.flush()
         return future
 
@@ -132,8 +132,8 @@ class Recorder:
         Raises RecordError if ids and log-probabilities of a choice do not belong together. In the future:
         Conflict if the call has a completion, NotFound if it has no intent.
         """
-        future: Future[None] = Future()
-        self.hand_in_completion(completion, _receipt_of(future))
+        future, receipt = promise()
+        self.hand_in_completion(completion, receipt)
         self._store.flush()
         return future
 
@@ -277,12 +277,6 @@ class Recorder:
 def _suffix(once: str | None) -> str:
     """What makes an id of a reward unlike others: chance, or what it must be the only one for."""
     return secrets.token_hex(4) if once is None else blake2b(once.encode(), digest_size=10).hexdigest()
-
-
-def _receipt_of(future: "Future[None]") -> Receipt:
-    """A receipt that resolves a future, which cannot be cancelled."""
-    future.set_running_or_notify_cancel()
-    return lambda failure: future.set_result(None) if failure is None else future.set_exception(failure)
 
 
 def _when_durable(future: "Future[Any]", action: Callable[[], None]) -> None:
