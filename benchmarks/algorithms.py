@@ -1,11 +1,11 @@
 """Whether each algorithm learns, by the whole road: harness, gateway, capture, verifier, trainer; several seeds.
 
-    python benchmarks/algorithms.py [--quick]                       a model of 30,000 weights, 15 seconds a run
+    python benchmarks/algorithms.py [--quick]                       a model of 30,000 weights, 20 seconds a run
     python benchmarks/algorithms.py --config FILE --model FOLDER --steps 24 --algorithms grpo rloo --seeds 0
 
 Without `--config` the task is a toy: the reward is the share of lower-case letters in an answer, the model knows
-nothing. With it, any configuration is trained, from the weights in `--model` and without `[sft]`; `benchmarks/` writes
-a copy of it without that section. `dr_grpo+stale2` is Dr. GRPO with `learn.max_staleness = 2`, at as many rollouts.
+nothing. With it, any configuration is trained, from the weights in `--model` and without `[sft]`: a copy of it without
+that section is written beside it. `dr_grpo+stale2` is Dr. GRPO with `learn.max_staleness = 2`, at as many rollouts.
 A run has learned when the mean reward of its last steps exceeds that of its first by more than four standard errors
 of the difference, from the intervals of the steps. The last line is JSON.
 """
@@ -26,7 +26,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from tests.e2e.project import LEAN_AGENT, make_project, write_lines  # noqa: E402 - the path is set above
+from tests.e2e.project import LEAN_AGENT, make_project  # noqa: E402 - the path is set above
 
 from leyden.base.recipes import RECIPES  # noqa: E402
 
@@ -36,9 +36,9 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "dapo": ("learn.epochs=2", "learn.mini_batches=2"),
     "ppo": ("learn.epochs=2", "learn.mini_batches=2"),
     "dpo": ("learn.dpo_beta=0.5", "learn.epochs=2"),
-    "dr_grpo+stale2": ("learn.algorithm=dr_grpo", "learn.max_staleness=2"),
+    "dr_grpo+stale2": ("learn.max_staleness=2",),
 }
-"""What an algorithm needs beside its defaults."""
+"""What an algorithm needs beside its defaults; a `+` sets variants of one apart."""
 TOY_SETTINGS: dict[str, tuple[str, ...]] = {
     "gspo": ("learn.clip_low=0.2", "learn.clip_high=0.2"),
     "ppo": ("learn.value_learning_rate=0.02",),
@@ -57,8 +57,8 @@ def algorithms() -> list[str]:
 def run(config: Path, name: str, seed: int, sets: Sequence[str], folder: Path) -> list[dict[str, Any]]:
     """The steps of one run of `leyden train`."""
     command = [sys.executable, "-m", "leyden.cli.main", "train", "--config", str(config)]
-    chosen = () if any("algorithm" in one for one in SETTINGS.get(name, ())) else (f"learn.algorithm={name}",)
-    for item in (f'run.dir="{folder}"', f"run.seed={seed}", *chosen, *SETTINGS.get(name, ()), *sets):
+    algorithm = f"learn.algorithm={name.partition('+')[0]}"
+    for item in (f'run.dir="{folder}"', f"run.seed={seed}", algorithm, *SETTINGS.get(name, ()), *sets):
         command += ["--set", item]
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "NO_COLOR": "1"}
     done = subprocess.run(command, cwd=config.parent, env=env, capture_output=True, text=True)
@@ -106,17 +106,17 @@ def main() -> None:
     names = options.algorithms or algorithms()
     seeds = options.seeds or ([0] if options.quick else [0, 1, 2])
     results: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    given = without_imitation(options.config.resolve()) if options.config else None
     with tempfile.TemporaryDirectory() as made:
         for name in names:
             for seed in seeds:
                 folder = Path(made) / f"{re.sub('[^a-z0-9]', '-', name)}-{seed}"
                 sets = [f"learn.steps={options.steps}", *options.sets]
-                if options.config:
-                    config = without_imitation(options.config.resolve())
+                if given:
+                    config = given
                     sets += [f'policies.main.model="{options.model}"'] if options.model else []
                 else:
                     config = make_project(folder, agent=LEAN_AGENT, seed=seed)
-                    write_lines(folder / "holdout.jsonl", [])
                     sets += ['tasks.holdout=""', "learn.tasks_per_step=4", *TOY_SETTINGS.get(name, ())]
                 began = time.perf_counter()
                 row = judged(run(config, name, seed, sets, folder / "runs"))

@@ -18,8 +18,6 @@ from leyden.gateway.client import Client, ClientLeftError, Headers, too_large
 
 _FORBIDDEN = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 """What would end a header, or confuse who reads it."""
-
-
 _MAX_REMEMBERED = 512
 """Bytes of a URL that is remembered; ours have about 150, and a stranger must not fill the memory with his."""
 
