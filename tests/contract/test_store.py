@@ -399,6 +399,26 @@ def test_what_was_handed_in_goes_with_what_comes_after_it_or_with_the_end(store:
     assert found == [None, None]
 
 
+def test_a_job_with_a_receipt_is_done_whole_or_leaves_no_trace(store: Store) -> None:
+    found: list[BaseException | None] = []
+    held = _Held(store)
+    store.hand_in_job(lambda connection: connection.execute(control.insert().values(_row("a"))), found.append)
+
+    def broken(connection: Connection) -> None:
+        connection.execute(control.insert().values(_row("b")))
+        raise NotFound("what it looked for")
+
+    store.hand_in_job(broken, found.append, lazily=True)
+    assert found == []
+    held.release()
+    store.append(control, [_row("c")]).result(BOUND_S)
+    assert found[0] is None and isinstance(found[1], NotFound) and len(found) == 2
+    assert _values(store) == {"a": "1", "c": "1"}
+    store.close()
+    store.hand_in_job(broken, found.append)
+    assert isinstance(found[2], StoreUnusable)
+
+
 def test_a_closed_store_says_so_in_the_receipt(store: Store) -> None:
     store.close()
     found: list[BaseException | None] = []

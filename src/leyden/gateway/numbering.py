@@ -3,14 +3,15 @@
 The seed of a call that brought none follows from its place in the order of arrival, so it is known only then, too.
 """
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from leyden.base.records import CallIntent
 from leyden.gateway.road import Chosen, Gateway
 from leyden.gateway.sampling import seed_of
+from leyden.traces.numbers import Numbers
 
 
 def by_store(gateway: Gateway, chosen: Chosen) -> bool:
@@ -30,7 +31,9 @@ async def write(gateway: Gateway, chosen: Chosen, intent: CallIntent) -> Chosen:
             used["seed"] = seed_of(known.rollout.seed, known.attempt.number, seq)
         return {"asked": asked, "used": used}
 
-    seq, occurrence = await asyncio.wrap_future(gateway.recorder.numbered_intent(intent, sampling))
-    chosen.flight.seq, chosen.flight.occurrence = seq, occurrence
+    told: list[Numbers] = []
+    # Lazily, as in `forward`: nobody was answered yet.
+    await gateway.quay.durable(partial(gateway.recorder.hand_in_numbered, intent, sampling, told.append, lazily=True))
+    chosen.flight.seq, chosen.flight.occurrence = told[-1]
     known.book.numbered(chosen.flight)
     return replace(chosen, used=used)

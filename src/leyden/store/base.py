@@ -5,7 +5,8 @@ A store knows no meaning. Rooms hand it jobs; it makes them durable and says so.
 - `append(table, rows)` is the hot road: rows of many callers are committed together (group commit).
   `append_all` does the same for rows that belong together although their tables differ, and `hand_in` is both
   without a future, for an event loop that has hundreds of them a second (`aio.Quay`).
-- `write(job)` runs one function inside a transaction of its own savepoint: all of it or nothing.
+- `write(job)` runs one function inside a transaction of its own savepoint: all of it or nothing; `hand_in_job` does
+  so without a future.
 - `read(query)` runs one function on a snapshot.
 - `changed(topic)` and `watch(topic, after)` (or `subscribe`, its future) are how anybody waits: nobody polls
   one row at a time.
@@ -58,6 +59,9 @@ class Store(Protocol):
         `job` may be run again after a lost race, so it must only touch the connection. Whatever it raises is
         raised in the future and leaves no trace in the store.
         """
+
+    def hand_in_job(self, job: Callable[[Connection], object], receipt: Receipt, *, lazily: bool = False) -> None:
+        """Like `write`, with a receipt as in `hand_in`: what `job` finds out it keeps itself."""
 
     def read(self, query: Callable[[Connection], T]) -> T:
         """Run `query` on a read connection of the calling thread and return its result."""

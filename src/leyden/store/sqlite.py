@@ -11,6 +11,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -20,7 +21,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool, QueuePool
 
 from leyden.base.errors import ConfigError, StoreUnusable
-from leyden.store.base import Parts, Receipt, Row, promise, started
+from leyden.store.base import Parts, Receipt, Row, promise, resolve, started
 from leyden.store.sqlite_file import connect, explain, is_lost, prepare
 from leyden.store.sqlite_work import INSERTS, Append, Insert, Job, Result, Work
 from leyden.store.topics import TopicHub
@@ -102,9 +103,13 @@ class SqliteStore:
     def write(self, job: Callable[[Connection], T]) -> "Future[T]":
         """See `Store.write`."""
         future: Future[T] = started()
-        self._submit(Job(job, future))
+        self._submit(Job(job, partial(resolve, future), lazily=False))
         self.flush()
         return future
+
+    def hand_in_job(self, job: Callable[[Connection], object], receipt: Receipt, *, lazily: bool = False) -> None:
+        """See `Store.hand_in_job`."""
+        self._submit(Job(job, lambda _, failure: receipt(failure), lazily))
 
     def read(self, query: Callable[[Connection], T]) -> T:
         """See `Store.read`."""

@@ -5,7 +5,6 @@ Knows how rows become statements; opens no file, begins no transaction.
 
 import sqlite3
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from itertools import chain
 from operator import itemgetter
 from typing import Any
@@ -14,7 +13,7 @@ from sqlalchemy import Connection, Table
 from sqlalchemy.dialects import sqlite
 
 from leyden.store import schema
-from leyden.store.base import Receipt, Row, resolve
+from leyden.store.base import Receipt, Row
 
 _ROWS = (64, 16, 4, 1)
 """Rows of one INSERT: few sizes, so that every statement stays compiled, and at most 1344 values."""
@@ -72,16 +71,15 @@ class Append:
 class Job:
     """A function to run in a savepoint."""
 
-    __slots__ = ("function", "future")
-    lazily = False
+    __slots__ = ("function", "lazily", "resolve")
 
-    def __init__(self, function: Callable[[Connection], Any], future: "Future[Any]") -> None:
+    def __init__(
+        self, function: Callable[[Connection], Any], resolve: Callable[[Any, BaseException | None], None], lazily: bool
+    ) -> None:
         self.function = function
-        self.future = future
-
-    def resolve(self, value: Any, failure: BaseException | None) -> None:
-        """Tell whoever waits."""
-        resolve(self.future, value, failure)
+        self.resolve = resolve
+        """Tells whoever waits: what the function returned, or why it did not."""
+        self.lazily = lazily
 
 
 Work = Append | Job

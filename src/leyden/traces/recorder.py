@@ -22,8 +22,8 @@ from sqlalchemy import Table, select
 from leyden.base.errors import RecordError
 from leyden.base.records import CallCompletion, CallIntent, Choice, Provenance, Reward, Span, check_reward
 from leyden.store import schema
-from leyden.store.base import Receipt, Row, Store, promise
-from leyden.traces.numbers import Sampling, insert_numbered
+from leyden.store.base import Receipt, Row, Store, promise, resolve, started
+from leyden.traces.numbers import Numbers, Sampling, insert_numbered
 from leyden.traces.prefixes import Body, Link, Prefixes, Prompt
 from leyden.traces.privacy import KEEP, Privacy
 from leyden.traces.privacy.redact import WITHHELD, redact, strip_tokens
@@ -85,26 +85,34 @@ class Recorder:
         parts: list[tuple[Table, Sequence[Row]]] = [(schema.calls, [row])]
         if intent.live is not None:
             parts.append((schema.live_calls, [live_row(intent.call_id, intent.live)]))
+        self._store.hand_in(parts, _then(done, receipt), lazily=lazily)
 
-        def durable(failure: BaseException | None) -> None:
-            if failure is None:
-                done()
-            receipt(failure)
+    def numbered_intent(self, intent: CallIntent, sampling: Sampling) -> "Future[Numbers]":
+        """Like `intent` for a call of an attempt whose place and occurrence are given by the store, and returned; what
+        the intent says of them does not count. `sampling` makes the sampling parameters of the place."""
+        future: Future[Numbers] = started()
+        told: list[Numbers] = []
+        self.hand_in_numbered(
+            intent, sampling, told.append, lambda failure: resolve(future, told[-1] if told else None, failure)
+        )
+        self._store.flush()
+        return future
 
-        self._store.hand_in(parts, durable, lazily=lazily)
-
-    def numbered_intent(self, intent: CallIntent, sampling: Sampling) -> "Future[tuple[int, int]]":
-        """The same for a call of an attempt whose place and occurrence are given by the store, and returned; what the
-        intent says of them does not count. `sampling` makes the sampling parameters of the place."""
+    def hand_in_numbered(
+        self, intent: CallIntent, sampling: Sampling, tell: Callable[[Numbers], None], receipt: Receipt, *,
+        lazily: bool = False,
+    ) -> None:  # fmt: skip
+        """Like `numbered_intent`, with a receipt; before it comes, `tell` gets the numbers, those of the last call
+        counting, since a transaction may be repeated."""
         row, done = self._intent_row(intent)
 
         def kept(seq: int) -> Mapping[str, Any]:
             made = sampling(seq)
             return made if self._privacy.redactor is None else self._cleaned(made, True)[0]
 
-        future = self._store.write(lambda connection: insert_numbered(connection, row, kept))
-        _when_durable(future, done)
-        return future
+        self._store.hand_in_job(
+            lambda connection: tell(insert_numbered(connection, row, kept)), _then(done, receipt), lazily=lazily
+        )
 
     def _intent_row(self, intent: CallIntent) -> tuple[dict[str, Any], Callable[[], None]]:
         """(the row of an intent, what to do once it is durable)."""
@@ -279,8 +287,15 @@ def _suffix(once: str | None) -> str:
     return secrets.token_hex(4) if once is None else blake2b(once.encode(), digest_size=10).hexdigest()
 
 
-def _when_durable(future: "Future[Any]", action: Callable[[], None]) -> None:
-    future.add_done_callback(lambda done: action() if done.exception() is None else None)
+def _then(done: Callable[[], None], receipt: Receipt) -> Receipt:
+    """A receipt that first does something, if all went well."""
+
+    def durable(failure: BaseException | None) -> None:
+        if failure is None:
+            done()
+        receipt(failure)
+
+    return durable
 
 
 def _body(call_id: str, request: Mapping[str, Any]) -> Body:

@@ -104,7 +104,7 @@ def unpack_logprobs(blob: bytes) -> FloatArray:
     return np.frombuffer(blob, "<f4")
 
 
-def _text(value: Mapping[str, Any] | Sequence[str], what: str) -> str:
+def json_text(value: Mapping[str, Any] | Sequence[str], what: str) -> str:
     """Small JSON as text: like `dump`, which is slower and takes what orjson does not."""
     try:
         return orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
@@ -131,8 +131,8 @@ def call_row(intent: CallIntent, request: object, request_parent: str | None, sh
         "request": pack_json(request, f"the request of call {intent.call_id}"),
         "request_parent": request_parent,
         "shared_messages": shared_messages,
-        "sampling": _text(intent.sampling, f"the sampling parameters of call {intent.call_id}"),
-        "rewrites": _text(intent.rewrites, f"the rewrites of call {intent.call_id}"),
+        "sampling": json_text(intent.sampling, f"the sampling parameters of call {intent.call_id}"),
+        "rewrites": json_text(intent.rewrites, f"the rewrites of call {intent.call_id}"),
         "started_at": float(intent.started_at),
         "schema_version": SCHEMA_VERSION,
         "slots": pack_json(intent.slots, f"the slots of call {intent.call_id}") if intent.slots else None,
@@ -164,7 +164,7 @@ def completion_row(completion: CallCompletion, prompt_parent: str | None, shared
         "prompt_parent": prompt_parent,
         "shared_tokens": shared_tokens,
         "prompt_tail": pack_ids(completion.prompt_ids[shared_tokens:]),
-        "usage": _text(completion.usage, f"the usage of call {completion.call_id}"),
+        "usage": json_text(completion.usage, f"the usage of call {completion.call_id}"),
         "template_hash": completion.template_hash,
         "delivered": bool(completion.delivered),
         "retry_count": int(completion.retry_count),
