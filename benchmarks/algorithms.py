@@ -1,16 +1,23 @@
 """Whether each algorithm learns, by the whole road: harness, gateway, capture, verifier, trainer; several seeds.
 
     python benchmarks/algorithms.py [--quick]                       a model of 30,000 weights, 20 seconds a run
-    python benchmarks/algorithms.py --config FILE --model FOLDER --steps 24 --algorithms grpo rloo --seeds 0
+    python benchmarks/algorithms.py --config FILE --model FOLDER --steps 12 --algorithms grpo rloo --out FOLDER
 
 Without `--config` the task is a toy: the reward is the share of lower-case letters in an answer, the model knows
-nothing. With it, any configuration is trained, from the weights in `--model` and without `[sft]`: a copy of it without
-that section is written beside it. `dr_grpo+stale2` is Dr. GRPO with `learn.max_staleness = 2`, at as many rollouts.
-A run has learned when the mean reward of its last steps exceeds that of its first by more than four standard errors
-of the difference, from the intervals of the steps. The last line is JSON.
+nothing. A run has learned when the mean reward of its last steps exceeds that of its first by more than four standard
+errors of the difference, from the intervals of the steps.
+
+With it, any configuration is trained, from the weights in `--model` and without `[sft]` and holdout: a copy of it is
+written beside it. There the tasks of a step differ more than an algorithm changes them in a few steps, so each seed has
+a control first: the same tasks in the same order at a learning rate that changes nothing. A run has learned when its
+tasks of the second half of the steps earn more than the control's, task by task, by more than three standard errors.
+`--out` keeps the runs; what is there already is not run again.
+
+`dr_grpo+stale2` is Dr. GRPO with `learn.max_staleness = 2`, at as many rollouts. The last line is JSON.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -20,6 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +36,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from tests.e2e.project import LEAN_AGENT, make_project  # noqa: E402 - the path is set above
 
+from leyden.base.config import load  # noqa: E402
 from leyden.base.recipes import RECIPES  # noqa: E402
+from leyden.store import open_store, selections  # noqa: E402
 
 SETTINGS: dict[str, tuple[str, ...]] = {
     "gspo": ("learn.epochs=2", "learn.mini_batches=2"),
@@ -54,21 +64,28 @@ def algorithms() -> list[str]:
     return [*(name for name in RECIPES if name not in ("sft", "distill")), "dr_grpo+stale2"]
 
 
-def run(config: Path, name: str, seed: int, sets: Sequence[str], folder: Path) -> list[dict[str, Any]]:
-    """The steps of one run of `leyden train`."""
+def run(config: Path, name: str, seed: int, sets: Sequence[str], folder: Path) -> Path:
+    """One run of `leyden train`, unless it is there; its folder."""
     command = [sys.executable, "-m", "leyden.cli.main", "train", "--config", str(config)]
     algorithm = f"learn.algorithm={name.partition('+')[0]}"
     for item in (f'run.dir="{folder}"', f"run.seed={seed}", algorithm, *SETTINGS.get(name, ()), *sets):
         command += ["--set", item]
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "NO_COLOR": "1"}
-    done = subprocess.run(command, cwd=config.parent, env=env, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{name}, seed {seed}: exit {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
-    (path,) = folder.glob("*/metrics.jsonl")
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    if not list(folder.glob("*/summary.json")):
+        done = subprocess.run(command, cwd=config.parent, env=env, capture_output=True, text=True)
+        if done.returncode:
+            said = f"{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+            raise RuntimeError(f"{name}, seed {seed}: exit {done.returncode}\n{said}")
+    (path,) = folder.glob("*/summary.json")
+    return path.parent
 
 
-def judged(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def steps_of(made: Path) -> list[dict[str, Any]]:
+    """What a run says of its steps."""
+    return [json.loads(line) for line in (made / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def judged_alone(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """First and last mean reward, and whether the rise is more than chance."""
     rewards = [row["reward_mean"] for row in rows]
     first, last = rewards[:EDGE], rewards[-EDGE:]
@@ -84,11 +101,40 @@ def judged(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def without_imitation(config: Path) -> Path:
-    """A copy of a configuration beside it, without [sft]."""
+def rewards_by_task(config: Path, made: Path, first: int) -> dict[str, list[float]]:
+    """Rewards of a run from step `first` on; a rollout that earned nothing counts as 0."""
+    store = open_store(load(config).store.url, create=False)
+    found: dict[str, list[float]] = {}
+    for step in range(first, len(steps_of(made))):
+        for rollout in store.read(partial(selections.select_by_step, run_id=made.name, step=step)):
+            if rollout.mode == "train":
+                found.setdefault(rollout.task.id, []).append(rollout.reward or 0.0)
+    store.close()
+    return found
+
+
+def judged_by_task(config: Path, made: Path, control: Path) -> dict[str, Any]:
+    """Mean rewards of the second half, of the control and of the run, over the tasks of both."""
+    rows = steps_of(made)
+    theirs, ours = (rewards_by_task(config, folder, len(rows) // 2) for folder in (control, made))
+    both = sorted(theirs.keys() & ours.keys())
+    rises = [statistics.mean(ours[task]) - statistics.mean(theirs[task]) for task in both]
+    error = statistics.stdev(rises) / len(rises) ** 0.5
+    return {
+        "first": round(statistics.mean(statistics.mean(theirs[task]) for task in both), 3),
+        "last": round(statistics.mean(statistics.mean(ours[task]) for task in both), 3),
+        "standard_error": round(error, 4),
+        "learned": statistics.mean(rises) > 3 * error,
+        "tasks": len(both),
+        "rollouts": sum(row["num_rollouts"] for row in rows),
+    }
+
+
+def stripped(config: Path) -> Path:
+    """A copy of a configuration beside it, without [sft] and holdout."""
     text = re.sub(r"(?ms)^\[sft\]\n.*?(?=^\[)", "", config.read_text(encoding="utf-8"))
     copy = config.with_name(f"{config.stem}-algorithms.toml")
-    copy.write_text(text, encoding="utf-8")
+    copy.write_text(re.sub(r"(?m)^(holdout|val) = .*\n", "", text), encoding="utf-8")
     return copy
 
 
@@ -101,30 +147,36 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=None)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--set", dest="sets", action="append", default=[], metavar="SECTION.KEY=VALUE")
+    parser.add_argument("--out", type=Path, default=None, help="a folder that keeps the runs")
     parser.add_argument("--quick", action="store_true", help="one seed")
     options = parser.parse_args()
     names = options.algorithms or algorithms()
     seeds = options.seeds or ([0] if options.quick else [0, 1, 2])
     results: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
-    given = without_imitation(options.config.resolve()) if options.config else None
-    with tempfile.TemporaryDirectory() as made:
-        for name in names:
-            for seed in seeds:
-                folder = Path(made) / f"{re.sub('[^a-z0-9]', '-', name)}-{seed}"
-                sets = [f"learn.steps={options.steps}", *options.sets]
+    given = stripped(options.config.resolve()) if options.config else None
+    with contextlib.ExitStack() as stack:
+        out = options.out or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        for seed in seeds:
+            sets = [f"learn.steps={options.steps}", *options.sets]
+            if given:
+                sets += [f'policies.main.model="{options.model}"'] if options.model else []
+                still = [*sets, "learn.learning_rate=1e-12"]
+                control = run(given, "dr_grpo", seed, still, out.resolve() / f"control-{seed}")
+            for name in names:
+                folder = out.resolve() / f"{re.sub('[^a-z0-9]', '-', name)}-{seed}"
+                began = time.perf_counter()
                 if given:
-                    config = given
-                    sets += [f'policies.main.model="{options.model}"'] if options.model else []
+                    row = judged_by_task(given, run(given, name, seed, sets, folder), control)
                 else:
                     config = make_project(folder, agent=LEAN_AGENT, seed=seed)
-                    sets += ['tasks.holdout=""', "learn.tasks_per_step=4", *TOY_SETTINGS.get(name, ())]
-                began = time.perf_counter()
-                row = judged(run(config, name, seed, sets, folder / "runs"))
+                    toy = ['tasks.holdout=""', "learn.tasks_per_step=4", *TOY_SETTINGS.get(name, ())]
+                    row = judged_alone(steps_of(run(config, name, seed, [*sets, *toy], folder / "runs")))
                 row = {"seed": seed, **row, "seconds": round(time.perf_counter() - began, 1)}
                 results[name].append(row)
                 said = "learned" if row["learned"] else "NOT separable"
                 print(
-                    f"{name:16} seed {seed}: {row['first']:.3f} -> {row['last']:.3f} {said} ({row['seconds']} s)",
+                    f"{name:22} seed {seed}: {row['first']:.3f} -> {row['last']:.3f} "
+                    f"(standard error {row['standard_error']:.3f}) {said}, {row['seconds']} s",
                     flush=True,
                 )
     all_learned = {name: all(row["learned"] for row in rows) for name, rows in results.items()}

@@ -8,7 +8,8 @@ other. *reward* named numbers for a rollout or a call, and their weighted sum. *
 comparison. *policy* a name that calls ask for; *policy version* immutable weights and/or prompts behind it.
 *outcome* how an attempt ended. *provenance* how we know a token. *verdict* what the gate says.
 
-Records are frozen; arrays inside them are never written to. Times are seconds since the epoch (float).
+Records are frozen; arrays inside them are never written to. The two that every call makes are msgspec's structs, which
+take a tenth of the time of a frozen dataclass. Times are seconds since the epoch (float).
 Letters of shapes: P = prompt tokens of a call, R = completion tokens of a choice.
 """
 
@@ -21,6 +22,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -319,8 +321,7 @@ class Call:
         return sum(len(choice.completion_ids) for choice in self.choices)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallIntent:
+class CallIntent(msgspec.Struct, frozen=True, kw_only=True):
     """What is made durable before a request goes to an engine."""
 
     call_id: str
@@ -359,12 +360,11 @@ class CallIntent:
     """Seconds since the epoch."""
     live: LiveOrigin | None = None
     """Set for live traffic."""
-    slots: Mapping[str, Any] = field(default_factory=dict)
+    slots: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """What a prompt policy did, as in `Call.slots`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallCompletion:
+class CallCompletion(msgspec.Struct, frozen=True, kw_only=True):
     """What is made durable before the last byte of an answer is released."""
 
     call_id: str
@@ -379,11 +379,11 @@ class CallCompletion:
     """How we know the tokens."""
     refusal: str | None = None
     """Why its tokens are refused for training, or None."""
-    prompt_ids: IntArray = field(default_factory=lambda: np.zeros(0, np.int32))
+    prompt_ids: IntArray = msgspec.field(default_factory=lambda: np.zeros(0, np.int32))
     """What the engine read; shape (P,)."""
     choices: Sequence[Choice] = ()
     """Every sampled answer."""
-    usage: Mapping[str, Any] = field(default_factory=dict)
+    usage: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """Counts as the engine gave them."""
     template_hash: str = ""
     """Hash of chat template and tools, if the engine tells."""

@@ -10,8 +10,7 @@ import hmac
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from sqlalchemy import Connection
 
@@ -48,8 +47,7 @@ class KnownAttempt:
         self.num_refusals = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(NamedTuple):
     """Who calls and, for model calls of an attempt, which."""
 
     role: Role

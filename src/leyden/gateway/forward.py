@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 
 import orjson
+from msgspec import structs
 
 from leyden.base.errors import Conflict, EngineError, LeydenError, RequestRefused, StoreError
 from leyden.base.records import Call, CallCompletion, CallIntent, Choice
@@ -223,7 +224,7 @@ async def _write_intent(gateway: Gateway, chosen: Chosen) -> Chosen:
             return chosen
         except Conflict:
             flight.occurrence += 1  # another gateway on this store has taken that occurrence
-            intent = replace(intent, occurrence=flight.occurrence)
+            intent = structs.replace(intent, occurrence=flight.occurrence)
     raise Conflict(f"call {flight.call_id}: {MAX_CONFLICTS} occurrences of its request are taken in the store")
 
 

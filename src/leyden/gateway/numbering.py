@@ -4,7 +4,6 @@ The seed of a call that brought none follows from its place in the order of arri
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -36,4 +35,4 @@ async def write(gateway: Gateway, chosen: Chosen, intent: CallIntent) -> Chosen:
     await gateway.quay.durable(partial(gateway.recorder.hand_in_numbered, intent, sampling, told.append, lazily=True))
     chosen.flight.seq, chosen.flight.occurrence = told[-1]
     known.book.numbered(chosen.flight)
-    return replace(chosen, used=used)
+    return chosen._replace(used=used)

@@ -127,8 +127,7 @@ class Translated(NamedTuple):
     """Who answers: the name that was asked for, or what a matcher made of it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
+class Chosen(NamedTuple):
     """A request with an engine and a place in the ledger."""
 
     translated: Translated

@@ -9,7 +9,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -25,8 +25,7 @@ MAX_TOKENS = 32 * 1024 * 1024
 """Token ids remembered in all, 128 MiB of them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Body:
+class Body(NamedTuple):
     """Hashes of a request: one per message, one per other field that repeats.
 
     They are Python's own, 64 bits with a secret of this process: they never leave it.
@@ -38,16 +37,14 @@ class Body:
     fields: Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(NamedTuple):
     """Token ids that the engine has seen after a call; shape (S,)."""
 
     call_id: str
     ids_S: IntArray
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(NamedTuple):
     """What a request shares with an earlier one; nothing by default."""
 
     parent: str | None = None

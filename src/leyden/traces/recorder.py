@@ -12,11 +12,12 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec import structs
 from sqlalchemy import Table, select
 
 from leyden.base.errors import RecordError
@@ -50,8 +51,7 @@ _NO_IDS = np.zeros(0, np.int32)
 _NO_LOGPROBS = np.zeros(0, np.float32)
 
 
-@dataclass(frozen=True, slots=True)
-class _Open:
+class _Open(NamedTuple):
     """What a completion must know of its intent."""
 
     attempt_id: str | None
@@ -120,13 +120,13 @@ class Recorder:
         request, altered = self._cleaned(intent.request, "request" in allowed)
         if intent.slots:  # what the engine read instead holds what the request held
             slots, changed = self._cleaned(intent.slots, "request" in allowed)
-            intent, altered = replace(intent, slots=slots), altered or changed
+            intent, altered = structs.replace(intent, slots=slots), altered or changed
         body = _body(intent.call_id, request)
         attempt_id = intent.attempt_id
         link = Link() if attempt_id is None else self._prefixes.body_parent(attempt_id, body)
         if self._privacy.redactor is not None:
             sampling, _ = self._cleaned(intent.sampling, True)  # a stop text is text as well
-            intent = replace(intent, sampling=sampling)
+            intent = structs.replace(intent, sampling=sampling)
         row = call_row(intent, _difference(request, link), link.parent, link.num_messages)
         with self._lock:
             self._open[intent.call_id] = _Open(attempt_id, allowed, altered)
@@ -239,7 +239,7 @@ class Recorder:
         """The completion as it may be stored."""
         prompt_ids = np.asarray(completion.prompt_ids)
         if prompt_ids is not completion.prompt_ids:
-            completion = replace(completion, prompt_ids=prompt_ids)
+            completion = structs.replace(completion, prompt_ids=prompt_ids)
         for choice in completion.choices:
             if completion.refusal is None and len(choice.completion_ids) != len(choice.logprobs):
                 raise RecordError(
@@ -254,11 +254,11 @@ class Recorder:
         response, changed = self._cleaned(completion.response, "response" in allowed)
         texts = [self._text(choice.text, "response" in allowed) for choice in completion.choices]
         error = None if completion.error is None else self._text(completion.error, "response" in allowed)
-        kept = replace(completion, response=response, error=error)
+        kept = structs.replace(completion, response=response, error=error)
         altered = altered or changed or texts != [choice.text for choice in completion.choices]
         if not altered and "tokens" in allowed:
             return kept
-        return replace(
+        return structs.replace(
             kept,
             response=strip_tokens(response),
             provenance=Provenance.ALTERED,

@@ -4,8 +4,9 @@
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
+
+from msgspec import structs
 
 from leyden.base.errors import RequestRefused
 from leyden.gateway.dialects.anthropic_blocks import (
@@ -92,7 +93,7 @@ class Anthropic(ChatEngine):
     def resolve(self, request: ModelRequest, earlier: Earlier) -> ModelRequest:
         """The request with the engine's own text of arguments that come back."""
         messages = with_exact(request.engine["messages"], earlier.texts)
-        return replace(request, engine={**request.engine, "messages": messages})
+        return structs.replace(request, engine={**request.engine, "messages": messages})
 
     def engine_body(self, request: ModelRequest, used: Mapping[str, Any], model: str) -> Body:
         """The body for the engine, with `used` sampling parameters."""
@@ -104,7 +105,7 @@ class Anthropic(ChatEngine):
     def capture(self, answer: Body) -> Capture:
         """Tokens of an engine's unstreamed answer, and texts that later requests do not bring back."""
         capture = super().capture(answer)
-        return replace(capture, texts=exact_texts(first_message(answer)[0]))
+        return structs.replace(capture, texts=exact_texts(first_message(answer)[0]))
 
     def public(self, answer: Body, request: ModelRequest, call_id: str) -> Body:
         """What the harness gets of an unstreamed answer."""

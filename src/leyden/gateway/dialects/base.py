@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import msgspec
 import orjson
 
 from leyden.base.errors import RequestRefused
@@ -21,8 +22,7 @@ Body = dict[str, Any]
 """A JSON object."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelRequest:
+class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request, read and checked."""
 
     dialect: str
@@ -43,9 +43,9 @@ class ModelRequest:
     """Whether log-probabilities belong in the answer."""
     ids_wanted: bool = False
     """Whether token ids belong in the answer (`return_token_ids`)."""
-    engine: Mapping[str, Any] = field(default_factory=dict)
+    engine: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """Fields for the engine, sampling parameters apart, where they are not those of `body`."""
-    needs: Mapping[str, str] = field(default_factory=dict)
+    needs: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Features that not every engine has (`FEATURES`), each with the field that needs it."""
     rewrites: Sequence[str] = ()
     """Fields that reach the engine in another form than the dialect's own mapping would give them."""
@@ -66,19 +66,18 @@ BUDGET = "thinking_token_budget"
 """Field of an engine's request: the most tokens of thinking."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Capture:
+class Capture(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine's answer says about tokens, not yet checked."""
 
     prompt_ids: list[int] | None
     """None if the engine did not say."""
     choices: Sequence[RawChoice]
     """Every choice."""
-    usage: Mapping[str, Any] = field(default_factory=dict)
+    usage: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """Counts as the engine gave them."""
     is_spliced: bool = False
     """Whether the engine says that it built the prompt from ids it served before (`leyden_prompt`)."""
-    texts: Mapping[str, Sequence[tuple[Any, str]]] = field(default_factory=dict)
+    texts: Mapping[str, Sequence[tuple[Any, str]]] = msgspec.field(default_factory=dict)
     """For `Earlier.texts` of later requests."""
 
 

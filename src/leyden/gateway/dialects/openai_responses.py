@@ -6,8 +6,9 @@ by name.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
+
+from msgspec import structs
 
 from leyden.base.errors import RequestRefused
 from leyden.base.records import Call
@@ -251,7 +252,7 @@ def _with_messages(request: ModelRequest, before: Sequence[Any]) -> ModelRequest
     needs = dict(request.needs)
     if conversation.images is not None:
         needs["images"] = conversation.images
-    return replace(
+    return structs.replace(
         request, needs=needs, rewrites=("developer",) if conversation.developer else (),
         engine={"messages": conversation.messages, **{k: v for k, v in request.engine.items() if k != "messages"}},
     )  # fmt: skip
