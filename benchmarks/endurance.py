@@ -18,7 +18,7 @@ def measure(cores: Cores, num_calls: int) -> dict[str, Any]:
         answered, sizes = [], []
         for calls in (int(WARM * num_calls), int((1 - WARM) * num_calls)):
             found = serving.load(
-                "load.py", cores.others, port=room.port, clients=clients, body=BODY, warmup_s=0.0, seconds=LIMIT_S,
+                "load", cores.others, port=room.port, clients=clients, body=BODY, warmup_s=0.0, seconds=LIMIT_S,
                 calls=calls,
             )  # fmt: skip
             answered.append(found["answered"])

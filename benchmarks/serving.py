@@ -141,10 +141,10 @@ def gateway(
         yield Gateway(port, tuple(pids), store, Path(folder))
 
 
-def load(script: str, cores: Sequence[int], **job: Any) -> dict[str, Any]:
+def load(generator: str, cores: Sequence[int], **job: Any) -> dict[str, Any]:
     """What a load generator of `peers` found in a process of its own."""
     done = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks/peers" / script)],
+        [sys.executable, "-m", f"benchmarks.peers.{generator}"], cwd=ROOT,
         input=json.dumps({"host": "127.0.0.1", **job}).encode(),
         stdout=subprocess.PIPE, check=True, preexec_fn=pinned(cores),
     )  # fmt: skip
@@ -162,7 +162,7 @@ def measure(
         clients = targets(num_clients)
         before_s = cpu_seconds(pids)
         result = results[num_clients] = load(
-            "load.py", cores, port=port, clients=clients, body=BODY, warmup_s=min(1.0, seconds / 3), seconds=seconds
+            "load", cores, port=port, clients=clients, body=BODY, warmup_s=min(1.0, seconds / 3), seconds=seconds
         )
         result["cpu_ms"] = 1000 * (cpu_seconds(pids) - before_s) / max(1, result["answered"])
         print(

@@ -47,7 +47,7 @@ def measure(cores: Cores, rounds: int) -> dict[str, Any]:
 
 
 def _run(cores: Sequence[int], port: int, clients: Any, body: Any, rounds: int) -> dict[str, Any]:
-    return serving.load("stream_load.py", cores, port=port, clients=clients, body=body, rounds=rounds)
+    return serving.load("stream_load", cores, port=port, clients=clients, body=body, rounds=rounds)
 
 
 @contextmanager

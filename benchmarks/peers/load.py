@@ -10,10 +10,13 @@ import asyncio
 import json
 import sys
 import time
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 import httptools
 import uvloop
+
+Protocol = TypeVar("Protocol", bound=asyncio.Protocol)
 
 
 class Client(asyncio.Protocol):
@@ -63,20 +66,25 @@ class Client(asyncio.Protocol):
         self._transport.write(self._request)
 
 
-async def run(job: dict[str, Any]) -> dict[str, float]:
-    """Generate the load."""
-    loop = asyncio.get_running_loop()
-    body = json.dumps(job["body"]).encode()
-    clients: list[Client] = []
+async def connect(job: dict[str, Any], body: Any, make: Callable[[bytes], Protocol]) -> list[Protocol]:
+    """A client for each target of `job`, connected; `make` is given the request that it is to send."""
+    loop, text = asyncio.get_running_loop(), json.dumps(body).encode()
+    clients = []
     for target in job["clients"]:
         head = (
             f"POST {target['path']} HTTP/1.1\r\nhost: {job['host']}\r\n"
             f"authorization: Bearer {target['key']}\r\n"
-            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(text)}\r\n\r\n"
         ).encode()
-        client = Client(head + body)
+        client = make(head + text)
         clients.append(client)
         await loop.create_connection(lambda client=client: client, job["host"], job["port"])  # type: ignore[misc]
+    return clients
+
+
+async def run(job: dict[str, Any]) -> dict[str, float]:
+    """Generate the load."""
+    clients = await connect(job, job["body"], Client)
     await asyncio.sleep(job["warmup_s"])
     began = time.perf_counter()
     if "calls" in job:

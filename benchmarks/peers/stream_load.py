@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import httptools
 import uvloop
+from benchmarks.peers.load import connect
 
 LIMIT_S = 120.0
 """For the whole load."""
@@ -97,17 +98,8 @@ class Client(asyncio.Protocol):
 
 async def run(job: dict[str, Any]) -> dict[str, float]:
     """Generate the load."""
-    loop = asyncio.get_running_loop()
-    body = json.dumps({**job["body"], "stream": True}).encode()
     streams = Streams(len(job["clients"]) * job["rounds"])
-    for target in job["clients"]:
-        head = (
-            f"POST {target['path']} HTTP/1.1\r\nhost: {job['host']}\r\n"
-            f"authorization: Bearer {target['key']}\r\n"
-            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-        ).encode()
-        client = Client(head + body, job["rounds"], streams)
-        await loop.create_connection(lambda client=client: client, job["host"], job["port"])  # type: ignore[misc]
+    await connect(job, {**job["body"], "stream": True}, lambda request: Client(request, job["rounds"], streams))
     async with asyncio.timeout(LIMIT_S):
         await streams.all_done.wait()
     first, events = sorted(streams.first_s), sorted(streams.event_s)

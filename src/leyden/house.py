@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -59,45 +59,46 @@ class Learner:
     """One policy that a run trains, and what trains it."""
 
     config: Config
-    """That of the run, with `learn` as this policy reads it."""
+    """That of the run, as this policy reads it."""
     backend: Backend
     """Samples from its weights and moves them."""
     teacher: Teacher | None = None
     """Scores tokens, for algorithms that learn from another model."""
     base_version: int = 0
     """Version that this run starts from."""
+    demos: Sequence[Demo] = ()
+    """Approved conversations that it imitates in the supervised stage."""
 
     @property
     def policy(self) -> str:
         """Its name."""
         return self.config.learn.policy
 
+    @property
+    def sft_steps(self) -> int:
+        """Optimizer steps of its supervised stage."""
+        sft = self.config.sft
+        return sft.epochs * math.ceil(len(self.demos) / sft.batch_size) if sft else 0
+
 
 @dataclass(kw_only=True)
 class House:
     """Everything a run is made of; `leyden.cli.wiring` builds it."""
 
-    config: Config
+    learners: Sequence[Learner]
+    """Every policy that is trained, from the same rollouts; the first leads."""
     run_id: str
     folder: Path
     store: Store
-    backend: Backend
     services: Services
     progress: Progress
     train_tasks: Sequence[Task]
     holdout_tasks: Sequence[Task]
     val_tasks: Sequence[Task] = ()
-    demos: Sequence[Demo] = ()
     engine_url: str = ""
     """Where the backend serves, without `/v1`."""
-    teacher: Teacher | None = None
-    """Scores tokens, for algorithms that learn from another model."""
     carried: Carried | None = None
     """Groups that run on from step to step, where `learn.max_staleness` is above 0."""
-    base_version: int = 0
-    """Version of the policy that this run starts from."""
-    others: Sequence[Learner] = ()
-    """Policies that are trained beside `policy`, from the same rollouts."""
     frozen: Sequence[str] = ()
     """Policies that are served beside them as version 0 and never changed."""
     done_steps: int = 0
@@ -108,15 +109,19 @@ class House:
     """Raises Interrupted when the user asked to stop."""
 
     @property
-    def policy(self) -> str:
-        """Name of the policy that this run improves."""
-        return self.config.learn.policy
+    def lead(self) -> Learner:
+        """The policy that the run is named by."""
+        return self.learners[0]
 
     @property
-    def learners(self) -> tuple[Learner, ...]:
-        """Every policy that this run trains, `policy` first."""
-        lead = Learner(config=self.config, backend=self.backend, teacher=self.teacher, base_version=self.base_version)
-        return (lead, *self.others)
+    def policy(self) -> str:
+        """Its name."""
+        return self.lead.policy
+
+    @property
+    def config(self) -> Config:
+        """The configuration of the run, as that policy reads it."""
+        return self.lead.config
 
     @property
     def versions(self) -> dict[str, int]:
@@ -138,10 +143,10 @@ class House:
 
     @property
     def sft_version(self) -> int:
-        """Version after the supervised stage; every optimizer step makes one."""
-        return self.base_version + sft_steps(self.config, len(self.demos))
+        """Version of the leading policy after the supervised stage."""
+        return self.lead.base_version + sft_steps(self.learners)
 
 
-def sft_steps(config: Config, num_demos: int) -> int:
-    """Optimizer steps of the supervised stage."""
-    return config.sft.epochs * math.ceil(num_demos / config.sft.batch_size) if config.sft else 0
+def sft_steps(learners: Iterable[Learner]) -> int:
+    """Versions that the supervised stage makes: the steps of the policy with most of them, for all advance together."""
+    return max(one.sft_steps for one in learners)

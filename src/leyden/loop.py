@@ -18,12 +18,11 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from leyden import carry
-from leyden.base import leaks
+from leyden import carry, imitation
 from leyden.base.config import BudgetConfig, Config, LearnConfig
 from leyden.base.errors import Interrupted
 from leyden.base.records import Outcome, PolicyVersion, Rollout, Task, Trace, Verdict
-from leyden.house import House, Learner
+from leyden.house import House, Learner, sft_steps
 from leyden.learning import algorithms, batch, schedule
 from leyden.learning.backends.base import Objective, UpdateReport
 from leyden.learning.credit import Credit, apply_credit, credit_groups, drop_flat, drop_unpaired
@@ -32,7 +31,7 @@ from leyden.learning.shaping import dull_groups, refuse_mismatch, shaped
 from leyden.release import budget, evaluation, gate, holdout
 from leyden.rewards import canary
 from leyden.runner.outcome import policies
-from leyden.step_report import policy_report, refuse_if_nothing_was_captured, step_report, unasked, update_numbers
+from leyden.step_report import policy_report, refuse_if_nothing_was_captured, step_report, unasked
 from leyden.store import aio, ledger, queue
 from leyden.store.attempts import TERMINAL
 from leyden.traces.assemble import Assembly, OutcomePolicy, assemble
@@ -57,7 +56,7 @@ async def improve(house: House) -> Improvement:
         house.progress.say(f"Note: {warning}.")
     await mind_budget(house)
     if house.holdout_tasks:
-        judged["base"] = await evaluate_once(house, "base", house.base_version)
+        judged["base"] = await evaluate_once(house, "base", house.lead.base_version)
     if house.config.sft:
         await imitate(house)
         if house.holdout_tasks and learn.steps:
@@ -66,10 +65,10 @@ async def improve(house: House) -> Improvement:
         await mind_budget(house, done_steps=step)
         await reinforce_once(house, step)
         if learn.eval_every and house.val_tasks and (step + 1) % learn.eval_every == 0:
-            await evaluate(house, f"val-{step + 1}", house.backend.version, house.val_tasks)
+            await evaluate(house, f"val-{step + 1}", house.lead.backend.version, house.val_tasks)
     await mind_budget(house, done_steps=learn.steps)
-    if house.holdout_tasks and house.backend.version != house.base_version:
-        judged["final"] = await evaluate_once(house, "final", house.backend.version)
+    if house.holdout_tasks and house.lead.backend.version != house.lead.base_version:
+        judged["final"] = await evaluate_once(house, "final", house.lead.backend.version)
     verdicts: dict[str, Verdict] = {
         label: await judge(house, judged["final"], judged[label])
         for label in ("base", "sft")
@@ -230,34 +229,17 @@ def drop_untrained(
 
 
 async def imitate(house: House) -> None:
-    """The supervised stage: learn the approved demonstrations, then checkpoint."""
-    sft = house.config.sft
-    assert sft is not None
+    """The supervised stage: each policy learns the demonstrations that are for it, then all are checkpointed."""
     if house.sft_done:
         return
-    guard = leaks.Guard(house.holdout_tasks, threshold=house.config.tasks.near)
-    leaks.refuse(guard.of_demos(house.demos), "demonstrations")
-    encoded = [house.backend.encode_demo(demo.messages) for demo in house.demos]
-    batches = batch.demo_batches(encoded, batch_size=sft.batch_size, epochs=sft.epochs, seed=house.config.run.seed)
-    assert len(batches) == house.sft_version - house.base_version
-    house.progress.begin(f"imitating {len(house.demos)} demonstrations", len(batches))
+    lessons, num_steps = imitation.lessons(house), sft_steps(house.learners)
+    house.progress.begin(f"imitating {sum(len(one.demos) for one in house.learners)} demonstrations", num_steps)
     await house.services.hold()
     try:
-        for number, one in enumerate(batches):
+        for number in range(num_steps):
             house.stop_requested()
-            objective = Objective(
-                surrogate="nll",
-                importance_cap=0.0,
-                learning_rate=schedule.learning_rate_at(
-                    number, len(batches), sft.schedule, sft.warmup_steps, sft.learning_rate
-                ),
-                grad_clip=house.config.learn.grad_clip,
-            )
-            before, begun = house.backend.version, time.time()
-            update = await asyncio.to_thread(house.backend.update, [one], objective, before + 1)
-            house.progress.advance(number + 1, f"loss {update.loss:.3f}")
-            report = {**update_numbers(update), "seconds": {"update": time.time() - begun}}
-            await _record_step(house, "sft", number, before, report)
+            before = house.lead.backend.version
+            await _record_step(house, "sft", number, before, await imitation.step(house, lessons, number))
     finally:
         await house.services.resume()
     house.progress.end()
@@ -281,7 +263,7 @@ async def evaluate(
 
     Policies that are trained beside it answer with the versions that they have now: what is judged is all of them.
     """
-    assert house.backend.version == version, f"the backend holds {house.backend.version}, not {version}"
+    assert house.lead.backend.version == version, f"the backend holds {house.lead.backend.version}, not {version}"
     samples = house.config.eval.samples
     versions, names = house.versions, [learner.policy for learner in house.learners]
     settings = {name: house.config.policies[name].eval.model_dump() for name in versions}
@@ -491,7 +473,7 @@ async def _record_step(house: House, stage: str, step: int, version_before: int,
             stage=stage,
             policy=house.policy,
             version_before=version_before,
-            version_after=house.backend.version,
+            version_after=house.lead.backend.version,
             report=row,
         ),
     )

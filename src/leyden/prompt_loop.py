@@ -113,9 +113,9 @@ async def improve_prompts(house: House, reflection: Reflection | None = None) ->
     train, val = split_tasks(house.config, house.train_tasks, house.val_tasks)
     judged: dict[str, evaluation.Evaluation] = {}
     if house.holdout_tasks:
-        house.backend.serve_as(house.base_version)
-        judged["base"] = await evaluate_once(house, "base", house.base_version)
-    approved = approved_of(house.demos, {task.id for task in val})
+        house.lead.backend.serve_as(house.lead.base_version)
+        judged["base"] = await evaluate_once(house, "base", house.lead.base_version)
+    approved = approved_of(house.lead.demos, {task.id for task in val})
     arena = HouseArena(house=house, train_tasks=train, val_tasks=val, approved=approved, reflection=reflection)
     await arena.recall()
     best = await OPTIMISERS[house.config.learn.algorithm].search(arena, Candidate(slots=slots))
@@ -127,7 +127,7 @@ async def improve_prompts(house: House, reflection: Reflection | None = None) ->
     house.progress.say(f"Best prompts: {house.policy}@{version}, {100 * best.mean:.1f} % on validation tasks.")
     if not house.holdout_tasks:
         return Improvement(evaluations=judged, verdicts={})
-    house.backend.serve_as(version)
+    house.lead.backend.serve_as(version)
     judged["final"] = await evaluate_once(house, "final", version)
     await arena.check_final()
     return Improvement(evaluations=judged, verdicts={"base": await judge(house, judged["final"], judged["base"])})
@@ -284,7 +284,7 @@ class HouseArena:
             house.store,
             lambda connection: ledger.add_step(
                 connection, house.store, run_id=house.run_id, step=full["step"], stage=STAGE, policy=house.policy,
-                version_before=house.base_version, version_after=max(self._versions.values()), report=full,
+                version_before=house.lead.base_version, version_after=max(self._versions.values()), report=full,
             ),
         )  # fmt: skip
         house.progress.metrics(full)
@@ -320,12 +320,12 @@ class HouseArena:
         """The traces of each plan."""
         house = self.house
         together = [list(range(len(plans)))]
-        if not isinstance(house.backend, ExternalBackend):  # one set of weights answers to one name at a time
+        if not isinstance(house.lead.backend, ExternalBackend):  # one set of weights answers to one name at a time
             together = [[number] for number in range(len(plans))]
         found: dict[str, Trace] = {}
         for numbers in together:
             rollouts = [rollout for number in numbers for rollout in plans[number]]
-            house.backend.serve_as(rollouts[0].policy_versions[house.policy])
+            house.lead.backend.serve_as(rollouts[0].policy_versions[house.policy])
             limit_s = house.config.learn.step_timeout_s * max(1, len(rollouts) // 64)
             collected = await collect(house, note, rollouts, limit_s)
             self._count([trace for trace in collected if trace.rollout.id not in self._counted])
@@ -388,9 +388,9 @@ class HouseArena:
 def _register(connection: Connection, store: Store, house: House, slots: Sequence[Slot]) -> int:
     """The next free number of the policy, under which these prompts are known from now on."""
     number = numbering.next_version(connection, store, house.policy)
-    base = next(v for v in ledger.policy_versions(connection, house.policy) if v.version == house.base_version)
+    base = next(v for v in ledger.policy_versions(connection, house.policy) if v.version == house.lead.base_version)
     version = PolicyVersion(
-        policy=house.policy, version=number, kind="prompt", parent=house.base_version, path=base.path,
+        policy=house.policy, version=number, kind="prompt", parent=house.lead.base_version, path=base.path,
         run_id=house.run_id, created_at=time.time(), prompts=slots_to_json(slots),
     )  # fmt: skip
     ledger.add_policy_version(connection, store, version, stage=STAGE)

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from leyden.base import stats
@@ -129,12 +129,17 @@ def _together(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     dropped[str(Drop.SUPERSEDED)] = books[0]["dropped"].get(str(Drop.SUPERSEDED), 0)
     dropped[str(Drop.NOT_TRAINABLE)] = sampled - trained - dropped.total()
     assert min(dropped.values()) >= 0, (sampled, trained, dict(dropped))
-    summed = ("num_labels", "num_forward_tokens", "num_sequence_tokens", "num_optimizer_steps")
     return {
         "version": parts[0]["version"],
         "conservation": {"sampled": sampled, "trained": trained, "dropped": {k: n for k, n in dropped.items() if n}},
-        **{name: sum(part[name] for part in parts) for name in summed},
+        **summed(parts),
     }
+
+
+def summed(parts: Collection[Mapping[str, Any]]) -> dict[str, int]:
+    """Those numbers of the updates of several policies that add up."""
+    names = ("num_labels", "num_forward_tokens", "num_sequence_tokens", "num_optimizer_steps")
+    return {name: sum(part[name] for part in parts) for name in names}
 
 
 def _by_group(rewards: Iterable[tuple[Rollout, float]]) -> list[list[float]]:

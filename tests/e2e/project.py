@@ -52,46 +52,52 @@ def verify(task, trace, workspace):
     return {"letters": share, "tokens": float(trace["num_completion_tokens"])}
 """
 
-SETTINGS = """\
-[harness]
-command = "python agent.py"
-env = { WORD = "{input.word}" }
-preload = ["openai"]
-concurrency = 8
-timeout_s = 60
-
+SHARED = """\
 [tasks]
 train = "train.jsonl"
 holdout = "holdout.jsonl"
-
-[policies.main]
-model = "model"
-max_context = 128
-dtype = "float32"
-sampling = { temperature = 1.0, max_tokens = TOKENS }
-eval = { temperature = 1.0, max_tokens = TOKENS }
-
-[rewards]
-verifier = "verify.py:verify"
-weights = { letters = 1.0 }
-success = "letters"
-
-[learn]
-group_size = 8
-tasks_per_step = 2
-steps = 6
-learning_rate = 4e-2
-mini_batches = 2
-grad_clip = 0.0
-checkpoint_every = 2
-step_timeout_s = 90
 
 [eval]
 resamples = 500
 
 [probes]
 before_training = false   # its reward is how an answer looks, which any constant can have
+
+[harness]
+command = "python agent.py"
+env = { WORD = "{input.word}" }
+concurrency = 8
+timeout_s = 120
 """
+POLICY = """
+[policies.NAME]
+model = "model"
+max_context = 128
+dtype = "float32"
+sampling = { temperature = 1.0, max_tokens = TOKENS }
+eval = { temperature = 1.0, max_tokens = TOKENS }
+"""
+LEARN = """
+[learn]
+group_size = 8
+tasks_per_step = 2
+grad_clip = 0.0
+checkpoint_every = 2
+"""
+"""Of every such project; each ends in a section that may be gone on with."""
+
+OWN = """\
+steps = 6
+learning_rate = 4e-2
+mini_batches = 2
+step_timeout_s = 90
+
+[rewards]
+verifier = "verify.py:verify"
+weights = { letters = 1.0 }
+success = "letters"
+"""
+SETTINGS = SHARED + 'preload = ["openai"]\n' + POLICY.replace("NAME", "main") + LEARN + OWN
 
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2] / "src"), "NO_COLOR": "1"}
 """For children: one thread, because results are compared bit by bit and cores are few."""
@@ -103,6 +109,14 @@ LIMIT_S = 240.0
 def write_lines(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """A JSON Lines file."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def write_tasks(folder: Path, num_train: int, num_holdout: int) -> None:
+    """One word each, in two files."""
+    words = [f"{chr(97 + i % 26)}{i}" for i in range(num_train + num_holdout)]
+    rows = [{"id": f"task-{word}", "input": {"word": word}} for word in words]
+    write_lines(folder / "train.jsonl", rows[:num_train])
+    write_lines(folder / "holdout.jsonl", rows[num_train:])
 
 
 def make_project(
@@ -121,10 +135,7 @@ def make_project(
     build_tiny_model(folder / "model", pad_is_eos=True, hidden_size=hidden_size, seed=seed, tools=tools)
     for name, text in (("agent.py", agent), ("verify.py", VERIFIER), ("leyden.toml", SETTINGS)):
         (folder / name).write_text(text.replace("TOKENS", str(tokens)), encoding="utf-8")
-    words = [f"{chr(97 + i % 26)}{i}" for i in range(num_train + num_holdout)]
-    rows = [{"id": f"task-{word}", "input": {"word": word}} for word in words]
-    write_lines(folder / "train.jsonl", rows[:num_train])
-    write_lines(folder / "holdout.jsonl", rows[num_train:])
+    write_tasks(folder, num_train, num_holdout)
     return folder / "leyden.toml"
 
 

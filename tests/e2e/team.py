@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from safetensors.torch import load_file, save_file
-from tests.e2e.project import write_lines
+from tests.e2e.project import LEARN, POLICY, SHARED, write_tasks
 from tests.tiny_model import build_tiny_model
 
 AGENT = """\
@@ -39,60 +39,24 @@ def verify(task, trace, workspace):
     return {"letters": share(workspace, "planner", "a", "z"), "capitals": share(workspace, "writer", "A", "Z")}
 """
 
-SETTINGS = """\
-[harness]
-command = "python agent.py"
-env = { WORD = "{input.word}" }
-concurrency = 8
-timeout_s = 120
-
-[tasks]
-train = "train.jsonl"
-holdout = "holdout.jsonl"
-
-[policies.planner]
-model = "model"
-lora = { rank = 8, alpha = 16.0 }
-max_context = 128
-dtype = "float32"
-sampling = { temperature = 1.0, max_tokens = 8 }
-eval = { temperature = 1.0, max_tokens = 8 }
-
-[policies.writer]
-model = "model"
-lora = { rank = 8, alpha = 16.0 }
-max_context = 128
-dtype = "float32"
-sampling = { temperature = 1.0, max_tokens = 8 }
-eval = { temperature = 1.0, max_tokens = 8 }
-learn = { algorithm = "rloo", learning_rate = 6e-2 }
-
-[policies.critic]
-model = "model"
-trainable = false
-max_context = 128
-dtype = "float32"
-sampling = { temperature = 1.0, max_tokens = 8 }
+LORA = "lora = { rank = 8, alpha = 16.0 }\n"
+OWN = """\
+steps = 8
+learning_rate = 6e-2
+step_timeout_s = 300
 
 [rewards]
 verifier = "verify.py:verify"
 weights = { letters = 0.5, capitals = 0.5 }
-
-[learn]
-group_size = 8
-tasks_per_step = 2
-steps = 8
-learning_rate = 6e-2
-grad_clip = 0.0
-checkpoint_every = 2
-step_timeout_s = 300
-
-[eval]
-resamples = 500
-
-[probes]
-before_training = false   # its reward is how an answer looks, which any constant can have
 """
+PLANNER, WRITER, CRITIC = (POLICY.replace("NAME", name) for name in ("planner", "writer", "critic"))
+SETTINGS = (
+    SHARED
+    + PLANNER + LORA
+    + WRITER + LORA + 'learn = { algorithm = "rloo", learning_rate = 6e-2 }\n'
+    + CRITIC + "trainable = false\n"
+    + LEARN + OWN
+).replace("TOKENS", "8")  # fmt: skip
 
 
 def build_loud_model(folder: Path) -> Path:
@@ -118,8 +82,5 @@ def make_team(
     agent = AGENT.replace("ASKED", repr(tuple(asked))).replace("MODEL", repr(model))
     for name, text in (("agent.py", agent), ("verify.py", VERIFIER), ("leyden.toml", SETTINGS + settings)):
         (folder / name).write_text(text, encoding="utf-8")
-    words = [f"{chr(97 + i % 26)}{i}" for i in range(4 + num_holdout)]
-    rows = [{"id": f"task-{word}", "input": {"word": word}} for word in words]
-    write_lines(folder / "train.jsonl", rows[:4])
-    write_lines(folder / "holdout.jsonl", rows[4:])
+    write_tasks(folder, 4, num_holdout)
     return folder / "leyden.toml"

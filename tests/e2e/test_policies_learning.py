@@ -113,9 +113,8 @@ def house_of(config: Config, folder: Path, backends: Mapping[str, EmbeddedBacken
     learners = [Learner(config=config.of(name), backend=backends[name]) for name in config.trained]
     store.write(lambda connection: ledger.add_run(connection, store, "run-1", {}, {})).result(20)
     return House(
-        config=learners[0].config, run_id="run-1", folder=folder, store=store, backend=learners[0].backend,
-        others=learners[1:], frozen=config.frozen, services=Direct(store, backends), progress=Said(),
-        train_tasks=TASKS, holdout_tasks=[],
+        learners=learners, run_id="run-1", folder=folder, store=store, frozen=config.frozen,
+        services=Direct(store, backends), progress=Said(), train_tasks=TASKS, holdout_tasks=[],
     )  # fmt: skip
 
 

@@ -195,6 +195,51 @@ def test_from_discovery_to_promotion_without_touching_the_harness(
     assert "list holdout 0" in engine.requests[-1]["messages"][0]["content"]
 
 
+def test_gepa_is_stopped_by_a_reflection_model_that_is_down_and_goes_on_to_better_prompts(
+    tmp_path: Path, engine: FakeEngine, thinker: FakeEngine, leyden: Caller
+) -> None:
+    pytest.importorskip("gepa")
+    folder = tmp_path / "project"
+    before = hashlib.sha256(project(folder, engine, thinker).read_bytes()).hexdigest()
+
+    def reply(body: Mapping[str, Any]) -> Reply:
+        instruction = body["messages"][0]["content"].split("```")[1]
+        return Reply(text=f"```\n{BETTER if 'You count' in instruction else 'Looks up a word.'}\n```")
+
+    thinker.behaviour.reply = reply
+    leyden("run", "--split", "train")
+    leyden("prompts", "discover")
+    search = ("--set", 'learn.algorithm="gepa"', "--set", "prompts.max_rollouts=60")
+    thinker.behaviour.faults = Faults(status=500)
+    stopped = leyden("train", *search)
+    assert stopped.code == 1 and "--resume" in stopped.err and "502" in stopped.err, stopped.err
+    thinker.behaviour.faults = Faults()
+    run, num_calls = run_folder(folder), len(engine.requests)
+    assert "better" in leyden("train", "--resume", str(run)).out
+    assert hashlib.sha256((folder / "agent.py").read_bytes()).hexdigest() == before
+
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["verdicts"]["base"]["answer"] == "better"
+    final = summary["verdicts"]["base"]["candidate"]
+    assert BETTER in leyden("prompts", "show", final).out
+    rounds = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert {row["stage"] for row in rounds} == {"prompts"} and rounds[-1]["score"] == 1.0
+    assert rounds[0]["score"] == 0.0, "no answer was right before"
+    store = project_store(folder)
+    try:
+        known = store.read(lambda c: ledger.policy_versions(c, "main"))
+        traces = Reader(store).traces([r.id for r in store.read(lambda c: lookups.newest(c, 1000))])
+    finally:
+        store.close()
+    prompted = [version.name for version in known if version.kind == "prompt"]
+    assert final in prompted and len(prompted) == len({json.dumps(v.prompts) for v in known if v.kind == "prompt"})
+    num_run = sum(trace.rollout.run_id == run.name for trace in traces)
+    assert len(engine.requests) - num_calls < num_run, "what was run before is not run again"
+    said = [call for trace in traces for call in trace.calls if call.policy == "main"]
+    assert any("prompt:system" in call.rewrites for call in said)
+    assert all(RULE not in call.request["messages"][0]["content"] for call in said), "the harness says what it said"
+
+
 def test_demonstrations_need_no_reflection_model_and_a_budget_of_nothing_is_refused(
     tmp_path: Path, engine: FakeEngine, thinker: FakeEngine, leyden: Caller
 ) -> None:

@@ -73,7 +73,7 @@ def test_a_tool_call_is_sampled_parsed_executed_and_recorded_as_one_trajectory(h
     async def converse() -> list[Trace]:
         await imitate(house)
         rollouts = plan_step(
-            house.run_id, 0, house.train_tasks, 1, {"main": house.backend.version},
+            house.run_id, 0, house.train_tasks, 1, {"main": house.lead.backend.version},
             sampling={"temperature": 1e-3, "max_tokens": 80},
         )  # fmt: skip
         return await collect(house, "tools", rollouts, 60)

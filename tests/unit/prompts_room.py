@@ -18,8 +18,9 @@ from leyden.base.config import Config, from_tree
 from leyden.base.prompt_file import write_slots
 from leyden.base.prompts import Slot, make_slot
 from leyden.base.records import Attempt, Outcome, PolicyVersion, Reward, Rollout, RolloutState, Task
+from leyden.base.tasks import Demo
 from leyden.gateway.app import Listening
-from leyden.house import House
+from leyden.house import House, Learner
 from leyden.learning.backends.external import ExternalBackend
 from leyden.store import Store, attempts, ledger, open_store, queue, selections
 from leyden.testing.fake_engine import FakeEngine
@@ -171,7 +172,9 @@ class Room:
         return from_tree(tree, base_dir=self.folder)
 
     @contextmanager
-    def house(self, config: Config, run_id: str = "run-1", **fields: Any) -> Iterator[House]:
+    def house(
+        self, config: Config, run_id: str = "run-1", demos: Sequence[Demo] = (), **fields: Any
+    ) -> Iterator[House]:
         """A run that is new, or goes on where one of the same name stood."""
         write_slots(self.folder / "prompts.toml", self.slots)
         (self.folder / run_id).mkdir(exist_ok=True)
@@ -186,8 +189,8 @@ class Room:
                 "holdout_tasks": tasks("holdout", 8, 12), **fields,
             }  # fmt: skip
             yield House(
-                config=config, run_id=run_id, folder=self.folder / run_id, store=self.store,
-                backend=ExternalBackend("main", self.engine.url, ""),
+                learners=[Learner(config=config, backend=ExternalBackend("main", self.engine.url, ""), demos=demos)],
+                run_id=run_id, folder=self.folder / run_id, store=self.store,
                 services=Harness(self.store, gateway, self.system), progress=Said(), **values,
             )  # fmt: skip
 

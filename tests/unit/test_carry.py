@@ -13,10 +13,10 @@ from leyden.base.config import from_tree
 from leyden.base.errors import ConfigError, LearningError
 from leyden.base.records import RolloutState
 from leyden.carry import STARTED_UNDER
-from leyden.house import House
+from leyden.house import House, Learner
 from leyden.loop import improve
 from leyden.store import Store, ledger, selections
-from leyden.testing.fake_backend import ScriptedServices
+from leyden.testing.fake_backend import FakeBackend, ScriptedServices
 
 __all__ = ["store"]  # the fixture
 
@@ -62,7 +62,7 @@ def test_every_group_is_learned_from_once_while_others_run_on(store: Store, tmp_
     for row in rows:
         assert row["conservation"] == {"sampled": 24, "trained": 24, "dropped": {}}
         assert row["staleness"] <= 2 and row["tokens_consumed"] == row["tokens_offered"] == 3
-    assert house.backend.version == 5
+    assert house.lead.backend.version == 5
 
 
 def test_rollouts_in_flight_ask_for_the_weights_that_are_served(store: Store, tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_a_resumed_run_repeats_recorded_steps_with_their_groups_and_then_goes_on
     stopped_after = 3
 
     def stop() -> None:
-        if first.backend.version >= stopped_after:
+        if first.lead.backend.version >= stopped_after:
             raise KeyboardInterrupt
 
     first.stop_requested = stop
@@ -90,11 +90,10 @@ def test_a_resumed_run_repeats_recorded_steps_with_their_groups_and_then_goes_on
     num_played = len(first.services.played)  # type: ignore[attr-defined]
     assert len(before) == stopped_after
     second = House(
-        config=first.config, run_id=first.run_id, folder=first.folder, store=store, backend=type(first.backend)(),
-        services=Slow(store, mixed()), progress=type(first.progress)(), train_tasks=first.train_tasks,
-        holdout_tasks=[], done_steps=2,
+        learners=[Learner(config=first.config, backend=FakeBackend(version=2))], run_id=first.run_id,
+        folder=first.folder, store=store, services=Slow(store, mixed()), progress=type(first.progress)(),
+        train_tasks=first.train_tasks, holdout_tasks=[], done_steps=2,
     )  # fmt: skip
-    second.backend.serve_as(2)
     asyncio.run(improve(second))
     after = places(rows_of(second))
     assert after[: stopped_after - 2] == before[2:], "a recorded step came out with other groups"
@@ -115,7 +114,7 @@ def test_a_harness_that_never_calls_stops_the_run_with_its_diagnosis(store: Stor
     house.services = Slow(store, lambda rollout: None)
     with pytest.raises(LearningError, match=r"step 1/5: rollouts: none of 8 rollouts made a model call.*no_calls"):
         asyncio.run(improve(house))
-    assert rows_of(house) == [] and house.backend.version == 0, "something was learned from nothing"
+    assert rows_of(house) == [] and house.lead.backend.version == 0, "something was learned from nothing"
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """The loop with a backend that has no weights and rollouts that end as a script says."""
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from leyden.base.config import Config, from_tree
 from leyden.base.errors import HoldoutError, Interrupted, LearningError
 from leyden.base.records import Rollout, Task
 from leyden.base.tasks import Demo
-from leyden.house import House
+from leyden.house import House, Learner
 from leyden.learning.backends.base import Objective
 from leyden.learning.credit import Credit
 from leyden.learning.schedule import TaskOrder
@@ -79,6 +79,8 @@ def house_of(
     play: Play = alternating,
     config: Config | None = None,
     run_id: str = "run-1",
+    version: int = 0,
+    demos: Sequence[Demo] = (),
     **fields: Any,
 ) -> House:
     """A run whose rollouts end as `play` says."""
@@ -86,15 +88,19 @@ def house_of(
     store.write(lambda connection: ledger.add_run(connection, store, run_id, {}, {})).result(20)
     values: dict[str, Any] = {"train_tasks": TRAIN, "holdout_tasks": HELD, **fields}
     return House(
-        config=config,
+        learners=[Learner(config=config, backend=FakeBackend(version=version), base_version=version, demos=demos)],
         run_id=run_id,
         folder=folder / run_id,
         store=store,
-        backend=FakeBackend(),
         services=ScriptedServices(store, play),
         progress=Said(),
         **values,
     )
+
+
+def change_lead(house: House, **fields: Any) -> None:
+    """Another configuration or backend for the policy that leads."""
+    house.learners = [replace(house.lead, **fields), *house.learners[1:]]
 
 
 def rows_of(house: House) -> list[Mapping[str, Any]]:
@@ -131,20 +137,20 @@ def test_without_a_holdout_a_run_learns_and_judges_nothing(store: Store, tmp_pat
     house = house_of(store, tmp_path, mixed(), holdout_tasks=[])
     done = asyncio.run(improve(house))
     assert done.evaluations == {} and done.verdicts == {}
-    assert house.backend.version == 2
+    assert house.lead.backend.version == 2
 
 
 def test_a_run_of_no_steps_only_evaluates_what_it_started_from(store: Store, tmp_path: Path) -> None:
     house = house_of(store, tmp_path, mixed(), config_of(tmp_path, steps=0))
     done = asyncio.run(improve(house))
     assert list(done.evaluations) == ["base"] and done.verdicts == {} and rows_of(house) == []
-    assert house.backend.version == 0
+    assert house.lead.backend.version == 0
 
 
 def test_a_step_whose_rewards_are_all_equal_moves_no_weight_and_the_run_goes_on(store: Store, tmp_path: Path) -> None:
     house = house_of(store, tmp_path, lambda rollout: 1.0, holdout_tasks=[])
     asyncio.run(improve(house))
-    assert isinstance(house.backend, FakeBackend) and house.backend.num_optimizer_steps == 0
+    assert isinstance(house.lead.backend, FakeBackend) and house.lead.backend.num_optimizer_steps == 0
     assert [row["num_optimizer_steps"] for row in rows_of(house)] == [0, 0]
     assert all(row["num_zero_variance"] == row["num_groups"] == 2 for row in rows_of(house))
     assert all(row["conservation"]["sampled"] == row["conservation"]["trained"] for row in rows_of(house))
@@ -155,7 +161,7 @@ def test_a_step_is_repeated_from_the_store_without_running_anything_again(store:
     first = asyncio.run(reinforce_once(house, 0))
     assert isinstance(house.services, ScriptedServices)
     num_played = len(house.services.played)
-    house.backend = FakeBackend()
+    change_lead(house, backend=FakeBackend())
     again = asyncio.run(reinforce_once(house, 0))
     assert len(house.services.played) == num_played == 8
     assert {k: v for k, v in again.items() if k != "seconds"} == {k: v for k, v in first.items() if k != "seconds"}
@@ -164,7 +170,8 @@ def test_a_step_is_repeated_from_the_store_without_running_anything_again(store:
 def test_an_evaluation_that_a_resumed_run_left_behind_is_read_back(store: Store, tmp_path: Path) -> None:
     house = house_of(store, tmp_path, mixed())
     before = asyncio.run(improve(house))
-    house.done_steps, house.backend = 2, FakeBackend(version=2)
+    house.done_steps = 2
+    change_lead(house, backend=FakeBackend(version=2))
     after = asyncio.run(improve(house))
     assert after.evaluations == before.evaluations and after.verdicts == before.verdicts
 
@@ -222,17 +229,20 @@ def test_a_spent_budget_stops_with_a_checkpoint_and_a_sentence_and_more_of_it_go
     said = r"114 of 100 tokens are used \(budget\.tokens\).*--resume.*budget\.tokens=MORE"
     with pytest.raises(Interrupted, match=said):
         asyncio.run(improve(house))
-    assert house.backend.version == 2
-    assert isinstance(house.backend, FakeBackend)
-    assert [folder.name for folder in house.backend.saved] == ["main@2"], "step 2 is no multiple of checkpoint_every"
+    assert house.lead.backend.version == 2
+    assert isinstance(house.lead.backend, FakeBackend)
+    assert [folder.name for folder in house.lead.backend.saved] == ["main@2"], (
+        "step 2 is no multiple of checkpoint_every"
+    )
     assert isinstance(house.services, ScriptedServices) and not house.services.held
     with pytest.raises(Interrupted, match="114 of 110 tokens"):
-        house.config, house.done_steps = with_budget(tmp_path, tokens=110), 2
+        change_lead(house, config=with_budget(tmp_path, tokens=110))
+        house.done_steps = 2
         asyncio.run(improve(house))
     num_played = len(house.services.played)
-    house.config = with_budget(tmp_path, tokens=10_000)
+    change_lead(house, config=with_budget(tmp_path, tokens=10_000))
     done = asyncio.run(improve(house))
-    assert house.backend.version == 4 and list(done.evaluations) == ["base", "final"]
+    assert house.lead.backend.version == 4 and list(done.evaluations) == ["base", "final"]
     assert len(house.services.played) == num_played + 2 * 8 + 3, "only what was missing ran"
 
 
@@ -242,7 +252,7 @@ def test_a_budget_of_minutes_counts_recorded_work_and_one_of_money_says_when_it_
     house = house_of(store, tmp_path, mixed(), with_budget(tmp_path, minutes=1e-9, usd=5.0))
     with pytest.raises(Interrupted, match=r"of 1e-09 minutes are used"):
         asyncio.run(improve(house))
-    assert house.backend.version == 0, "the evaluation alone spent it"
+    assert house.lead.backend.version == 0, "the evaluation alone spent it"
     assert isinstance(house.progress, Said)
     assert any(
         "budget.usd counts nothing: no policy or provider has a price" in said for said in house.progress.sentences
@@ -251,8 +261,7 @@ def test_a_budget_of_minutes_counts_recorded_work_and_one_of_money_says_when_it_
 
 def test_the_second_run_on_a_holdout_judges_with_a_smaller_error_rate(store: Store, tmp_path: Path) -> None:
     first = asyncio.run(improve(house_of(store, tmp_path, mixed())))
-    second = house_of(store, tmp_path, mixed(), run_id="run-2", base_version=7)
-    second.backend = FakeBackend(version=7)
+    second = house_of(store, tmp_path, mixed(), run_id="run-2", version=7)
     levels = [first.verdicts["base"].level, asyncio.run(improve(second)).verdicts["base"].level]
     assert levels == pytest.approx([1 - 0.05 / 2, 1 - 0.05 / 6])
 
@@ -281,7 +290,7 @@ def test_groups_without_a_difference_are_replaced_by_further_tasks_and_counted(s
     assert report["conservation"] == {"sampled": 36, "trained": 24, "dropped": {"flat_group": 12}}
     assert isinstance(house.services, ScriptedServices)
     num_played = len(house.services.played)
-    house.backend = FakeBackend()
+    change_lead(house, backend=FakeBackend())
     again = asyncio.run(reinforce_once(house, 0))
     assert len(house.services.played) == num_played == 12, "a repeated step asks for the same groups"
     assert {k: v for k, v in again.items() if k != "seconds"} == {k: v for k, v in report.items() if k != "seconds"}

@@ -17,6 +17,7 @@ from tests.unit.traces.making import make_call, make_trace
 
 from leyden.base.config import Config, from_tree
 from leyden.base.records import Outcome, Rollout, Trace
+from leyden.base.tasks import Demo
 from leyden.house import House, Learner
 from leyden.learning.backends.base import Objective, UpdateReport
 from leyden.learning.batch import Batch
@@ -42,14 +43,20 @@ class Recording(FakeBackend):
         return super().update(batches, objective, version)
 
 
-def config_of(folder: Path, writer: Mapping[str, Any] | None = None, **learn: Any) -> Config:
-    policies = {name: {"model": "none", "sampling": {"max_tokens": 4}} for name in ("planner", "writer")}
-    tree = {
+def config_of(
+    folder: Path, writer: Mapping[str, Any] | None = None, sft: Mapping[str, Any] | None = None, **learn: Any
+) -> Config:
+    one = {"model": "none", "sampling": {"max_tokens": 4}}
+    tree: dict[str, Any] = {
         "learn": {"group_size": 4, "tasks_per_step": 2, "steps": 2, **learn},
-        "policies": {**policies, "judge": {"model": "none", "trainable": False}},
+        "policies": {
+            "planner": one,
+            "writer": {**one, "learn": dict(writer or {})},
+            "judge": {"model": "none", "trainable": False},
+        },
         "eval": {"resamples": 100},
+        "sft": sft,
     }
-    tree["policies"]["writer"]["learn"] = dict(writer or {})
     return from_tree(tree, base_dir=folder)
 
 
@@ -69,8 +76,10 @@ def team_of(
     """A run of `planner` and `writer` beside a frozen `judge`."""
     config = config or config_of(folder)
     house = house_of(store, folder, play or mixed(), config, **more)
-    house.backend = Recording("planner")
-    house.others = [Learner(config=config.of("writer"), backend=Recording("writer", 10), base_version=10)]
+    house.learners = [
+        Learner(config=config.of("planner"), backend=Recording("planner")),
+        Learner(config=config.of("writer"), backend=Recording("writer", 10), base_version=10),
+    ]
     house.frozen = ("judge",)
     house.services = services or ScriptedServices(store, play or mixed(), asked=asked)
     return house
@@ -158,6 +167,55 @@ def test_a_group_that_teaches_one_policy_is_kept_for_it_and_dropped_for_the_othe
     assert row["policies"]["writer"]["conservation"]["trained"] > 0
 
 
+def demos_of(policy: str, *answers: str) -> list[Demo]:
+    asked = {"role": "user", "content": "a"}
+    said = [[asked, {"role": "assistant", "content": answer}] for answer in answers]
+    return [Demo(task=f"demo-{i}", messages=messages, policy=policy) for i, messages in enumerate(said)]
+
+
+def test_each_policy_imitates_its_own_demonstrations_and_versions_go_together(store: Store, tmp_path: Path) -> None:
+    config = config_of(tmp_path, sft={"epochs": 2, "batch_size": 2}, steps=1)
+    house = team_of(store, tmp_path, config)
+    planner, writer = house.learners
+    house.learners = [
+        replace(planner, demos=demos_of("planner", "bc", "d", "ef")), replace(writer, demos=demos_of("writer", "WXYZ"))
+    ]  # fmt: skip
+    done = asyncio.run(improve(house))
+    assert [e.policy_version for e in done.evaluations.values()] == [
+        "planner@0+writer@10", "planner@4+writer@14", "planner@5+writer@15",
+    ]  # fmt: skip
+    assert list(done.verdicts) == ["base", "sft"]
+    steps = [row for row in rows_of(house) if row["stage"] == "sft"]
+    assert [{name: part["version"] for name, part in row["policies"].items()} for row in steps] == [
+        {"planner": 1, "writer": 11}, {"planner": 2, "writer": 12}, {"planner": 3}, {"planner": 4},
+    ]  # fmt: skip
+    assert [row["num_labels"] for row in steps[:2]] == [
+        sum(p["num_labels"] for p in r["policies"].values()) for r in steps[:2]
+    ]
+    lengths = {
+        name: sorted(len(s) for batches in backend.given[:-1] for one in batches for s in one.sequences)
+        for name, backend in given_to(house).items()
+    }
+    assert lengths == {"planner": [2, 2, 3, 3, 3, 3], "writer": [5, 5]}, "a byte is a token, and one is asked"
+    known = store.read(lambda connection: ledger.policy_versions(connection))
+    assert [(v.name, v.step, v.parent) for v in known] == [
+        ("planner@4", 0, 0), ("planner@5", 1, 0), ("writer@14", 0, 10), ("writer@15", 1, 10),
+    ]  # fmt: skip
+
+
+def test_a_policy_without_a_demonstration_keeps_its_weights_while_another_imitates(
+    store: Store, tmp_path: Path
+) -> None:
+    house = team_of(store, tmp_path, config_of(tmp_path, sft={"batch_size": 1}, steps=0), holdout_tasks=[])
+    planner, writer = house.learners
+    house.learners = [planner, replace(writer, demos=demos_of("writer", "W"))]
+    asyncio.run(improve(house))
+    found = given_to(house)
+    assert found["planner"].given == [] and found["planner"].version == 2
+    assert len(found["writer"].given) == 2 and found["writer"].version == 12
+    assert [folder.name for folder in found["planner"].saved] == ["planner@2"]
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_rollouts_that_run_on_are_pinned_to_the_versions_of_all_policies(
     store: Store, tmp_path: Path, seed: int
@@ -178,16 +236,15 @@ def test_rollouts_that_run_on_are_pinned_to_the_versions_of_all_policies(
 def test_a_resumed_run_gives_every_policy_the_same_batches_again(store: Store, tmp_path: Path) -> None:
     first = team_of(store, tmp_path, config_of(tmp_path, steps=3), holdout_tasks=[])
     asyncio.run(improve(first))
+    longer = config_of(tmp_path, steps=4, checkpoint_every=100)
     again = replace(
-        first, backend=Recording("planner", 1), services=ScriptedServices(store, mixed(), asked=asked),
-        others=[replace(first.others[0], backend=Recording("writer", 11))], progress=Said(), done_steps=1,
+        first, services=ScriptedServices(store, mixed(), asked=asked), progress=Said(), done_steps=1,
         folder=tmp_path / "again", carried=None,
+        learners=[
+            replace(one, config=longer.of(one.policy), backend=Recording(one.policy, one.base_version + 1))
+            for one in first.learners
+        ],
     )  # fmt: skip
-    # The checkpoints of the first process are registered already.
-    again.config = first.config.model_copy(
-        update={"learn": first.config.learn.model_copy(update={"checkpoint_every": 100, "steps": 4})}
-    )
-    again.others = [replace(o, config=again.config.of("writer")) for o in again.others]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("leyden.loop.checkpoint", _nothing)
         asyncio.run(improve(again))

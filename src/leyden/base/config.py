@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from leyden.base import recipes, several
+from leyden.base import recipes, renamed, several
 from leyden.base.errors import ConfigError
 
 EMBEDDED_KEY_ENV = "LEYDEN_ENGINE_KEY"
@@ -127,7 +127,8 @@ class TasksConfig(_Section):
     holdout: str = ""
     """Tasks that are never trained on; the verdict is about them."""
     demos: str = ""
-    """JSON Lines file of approved demonstrations, `{"task": ..., "messages": [...]}`."""
+    """JSON Lines file of approved demonstrations, `{"task": ..., "messages": [...]}`; where several policies are
+    trained, each with the `"policy"` that is to say such things."""
     near: float = Field(0.7, gt=0, le=1)
     """Similarity from which what is trained on counts as a task of the holdout; 1 refuses equal ones only."""
     near_model: str = ""
@@ -254,6 +255,8 @@ class PolicyConfig(_Section):
     learn: dict[str, Any] = {}
     """Keys of `[learn]` that differ for this policy (algorithm, learning_rate, ...), where several are trained; those
     about the rollouts and steps of the run belong into `[learn]`."""
+    sft: dict[str, Any] = {}
+    """Keys of `[sft]` that differ for this policy, where several imitate."""
     match: PolicyMatchConfig = PolicyMatchConfig()
     """Which calls are its own, where a harness asks for one name only; see `[match]`."""
 
@@ -788,9 +791,9 @@ class Config(_Section):
         return several.frozen(self)
 
     def of(self, policy: str) -> "Config":
-        """The configuration as a policy that is trained reads it: `learn` is its own."""
-        learn = several.learn_of(self, policy)
-        return self if learn == self.learn else self.model_copy(update={"learn": learn})
+        """The configuration as a policy that is trained reads it: `learn` and `sft` are its own."""
+        own = {"learn": several.learn_of(self, policy), "sft": several.sft_of(self, policy)}
+        return self if own == {"learn": self.learn, "sft": self.sft} else self.model_copy(update=own)
 
     def resolve(self, path: str) -> Path:
         """`path` as an absolute path, relative to the configuration file."""
@@ -954,6 +957,8 @@ def _check_keys(section: type[_Section], tree: Mapping[str, Any], path: tuple[st
     known = [name for name, field in section.model_fields.items() if not field.exclude]
     for key, value in tree.items():
         if key not in known:
+            if gone := renamed.successor((*path, key)):
+                raise ConfigError(f"key {'.'.join((*path, key))!r} is gone; {gone}")
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"did you mean {'.'.join((*path, near[0]))!r}?" if near else f"known here: {', '.join(known)}"
             raise ConfigError(f"unknown key {'.'.join((*path, key))!r}; {hint}")

@@ -1,23 +1,27 @@
-"""Several policies in one run: which are trained, which are served as they are, and what `[learn]` is for each.
+"""Several policies in one run: which are trained, which are served as they are, and what `[learn]` and `[sft]` are for
+each.
 
 `[policies.NAME.learn]` holds keys of `[learn]` that differ for one policy. `learn_of` merges them: what the policy says
 wins; what `[learn]` says holds where the policy's algorithm reads it; the rest is the default of that algorithm. A key
 that belongs to the whole run (`RUN_KEYS`), one that does not exist and one that nothing would read are errors, and so
-is a matcher that could never choose. Pure; imports nothing of the configuration but its types.
+is a matcher that could never choose. `[policies.NAME.sft]` is the same for `[sft]`, without such rules. Pure; imports
+nothing of the configuration but its types.
 """
 
 import difflib
 import re
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from leyden.base import recipes
 from leyden.base.errors import ConfigError
 
 if TYPE_CHECKING:
-    from leyden.base.config import Config, LearnConfig, PolicyConfig
+    from leyden.base.config import Config, LearnConfig, PolicyConfig, SftConfig
+
+_Section = TypeVar("_Section", bound=BaseModel)
 
 RUN_KEYS = frozenset(
     {
@@ -69,10 +73,25 @@ def learn_of(config: "Config", name: str) -> "LearnConfig":
     own = dict(config.policies[name].learn) if name in config.policies else {}
     if not own:
         return learn if learn.policy == name else learn.model_copy(update={"policy": name})
-    _refuse_keys(name, own, tuple(type(learn).model_fields))
-    values = {**_inherited(learn, own), **own, "policy": name}
+    _refuse_keys(f"policies.{name}.learn", own, [key for key in type(learn).model_fields if key not in RUN_KEYS])
+    return _made(type(learn), {**_inherited(learn, own), **own, "policy": name}, f"policies.{name}.learn")
+
+
+def sft_of(config: "Config", name: str) -> "SftConfig | None":
+    """`[sft]` as policy `name` reads it. Raises ValueError with what is wrong in its own section."""
+    sft, own = config.sft, config.policies[name].sft if name in config.policies else {}
+    if not own:
+        return sft
+    if sft is None:
+        raise ValueError(f"policies.{name}.sft would do nothing: there is no section [sft]; add it")
+    _refuse_keys(f"policies.{name}.sft", own, list(type(sft).model_fields))
+    return _made(type(sft), {**sft.model_dump(), **own}, f"policies.{name}.sft")
+
+
+def _made(section: type[_Section], values: Mapping[str, Any], where: str) -> _Section:
+    """The section that `values` make. Raises ValueError with what is wrong."""
     try:
-        return type(learn).model_validate(values)
+        return section.model_validate(values)
     except ValidationError as error:
         said = "; ".join(
             f"{'.'.join(map(str, item['loc']))} = {item['input']!r}: {item['msg']}"
@@ -80,7 +99,7 @@ def learn_of(config: "Config", name: str) -> "LearnConfig":
             else item["msg"].removeprefix("Value error, ")
             for item in error.errors()
         )
-        raise ValueError(f"policies.{name}.learn: {said}") from None
+        raise ValueError(f"{where}: {said}") from None
 
 
 def _inherited(learn: "LearnConfig", own: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,26 +117,25 @@ def _inherited(learn: "LearnConfig", own: Mapping[str, Any]) -> dict[str, Any]:
     return {key: after[key] if key in off else value for key, value in values.items()}
 
 
-def _refuse_keys(name: str, own: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    allowed = [key for key in known if key not in RUN_KEYS]
+def _refuse_keys(where: str, own: Mapping[str, Any], allowed: list[str]) -> None:
     for key in own:
         if key in RUN_KEYS:
-            raise ValueError(
-                f"policies.{name}.learn.{key} is about the rollouts and steps that all policies share; set learn.{key}"
-            )
+            raise ValueError(f"{where}.{key} is about the rollouts and steps that all policies share; set learn.{key}")
         if key not in allowed:
             near = difflib.get_close_matches(key, allowed, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(allowed)}"
-            raise ValueError(f"unknown key policies.{name}.learn.{key}; {hint}")
+            raise ValueError(f"unknown key {where}.{key}; {hint}")
 
 
 def check(config: "Config") -> None:
     """Raise ValueError for sections of policies and matchers that could not be honoured."""
     for name, policy in config.policies.items():
-        if policy.learn and not policy.trainable:
-            raise ValueError(
-                f"policies.{name}.learn would do nothing: the policy has trainable = false; remove one of the two"
-            )
+        for section in ("learn", "sft"):
+            if getattr(policy, section) and not policy.trainable:
+                raise ValueError(
+                    f"policies.{name}.{section} would do nothing: the policy has trainable = false; remove one of them"
+                )
+        sft_of(config, name)
         learn = learn_of(config, name)
         if learn.improves_prompts and not config.learn.improves_prompts:
             raise ValueError(
@@ -152,12 +170,6 @@ def _check_match(config: "Config") -> None:
 
 def refuse(config: "Config") -> None:
     """Raise ConfigError for what a run of several policies cannot do."""
-    names = trained(config)
-    if len(names) > 1 and config.sft:
-        raise ConfigError(
-            f"[sft] imitates demonstrations for one policy, but {', '.join(names)} are trained together; imitate with "
-            "each in a run of its own (trainable = false for the others), then give their checkpoints as models"
-        )
     for name in frozen(config):
         if config.policies[name].lora and not config.policies[name].trainable:
             raise ConfigError(

@@ -17,7 +17,7 @@ from leyden.base.records import Split, Task, check_id, to_json
 
 TASK_KEYS = ("id", "split", "domain", "input", "answer", "purpose")
 """Keys of a line of a task file."""
-DEMO_KEYS = ("task", "messages")
+DEMO_KEYS = ("task", "messages", "policy")
 """Keys of a line of a demonstration file."""
 ROLES = ("system", "developer", "user", "assistant", "tool")
 """Roles that a message of a demonstration may have."""
@@ -31,6 +31,8 @@ class Demo:
     """Id of the task it solves."""
     messages: Sequence[Mapping[str, Any]]
     """The conversation; the last message is the assistant's and not empty."""
+    policy: str = ""
+    """Whose words the last message are to be."""
 
 
 def load_tasks(path: Path, *, split: Split | None = None) -> list[Task]:
@@ -52,8 +54,12 @@ def load_tasks(path: Path, *, split: Split | None = None) -> list[Task]:
     return tasks
 
 
-def load_demos(path: Path) -> list[Demo]:
-    """Demonstrations of a JSON Lines file, in its order. Raises TaskError."""
+def load_demos(path: Path, trained: Sequence[str] = ()) -> list[Demo]:
+    """Demonstrations of a JSON Lines file, in its order. Raises TaskError.
+
+    `trained` are the policies that may learn from them: every one is then for one of these, and one that says for whom
+    only where there are several.
+    """
     demos: list[Demo] = []
     for number, row in _rows(path, "demonstration"):
         where = f"{path}, line {number}"
@@ -62,8 +68,29 @@ def load_demos(path: Path) -> list[Demo]:
         task_id = task.get("id") if isinstance(task, Mapping) else task
         if not isinstance(task_id, str) or not task_id:
             raise TaskError(f"{where}: 'task' is {task!r}; give the id of the task, or an object with one")
-        demos.append(Demo(task=task_id, messages=_messages(row.get("messages"), where)))
+        policy = row.get("policy", "")
+        if not isinstance(policy, str):
+            raise TaskError(f"{where}: 'policy' is {policy!r}; give the name of a policy")
+        messages = _messages(row.get("messages"), where)
+        demos.append(Demo(task=task_id, messages=messages, policy=_learner(policy, trained, where)))
     return demos
+
+
+def _learner(policy: str, trained: Sequence[str], where: str) -> str:
+    """Which of the policies that are trained a demonstration is for."""
+    if not trained or policy in trained:
+        return policy
+    names = ", ".join(trained)
+    if policy:
+        raise TaskError(
+            f"{where}: 'policy' is {policy!r}, which this run does not train (it trains {names}); name one that it "
+            "trains, or remove the line"
+        )
+    if len(trained) > 1:
+        raise TaskError(
+            f"{where}: 'policy' is missing, and {names} are trained together; say which of them imitates it"
+        )
+    return trained[0]
 
 
 def check_splits(train: Sequence[Task], holdout: Sequence[Task]) -> None:

@@ -1,13 +1,15 @@
 """The backends of a run: one for each policy that this process serves. Imports torch when one is embedded."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from leyden.base import several
 from leyden.base.config import Config, PolicyConfig
 from leyden.base.errors import ConfigError
+from leyden.base.tasks import Demo
 from leyden.cli.external import external_backend, is_external
+from leyden.cli.models import source_of
 from leyden.cli.teachers import teacher_of
 from leyden.house import Learner
 from leyden.learning.backends.external import ExternalBackend
@@ -98,15 +100,14 @@ def backend_of(config: Config, policy: str) -> Any:
 def _resolved(config: Config, name: str) -> PolicyConfig:
     """A policy's section with paths as they are; one that only stands beside the trained ones is not trained."""
     settings = config.policies[name]
-    local = config.resolve(settings.model)
     template = str(config.resolve(settings.chat_template)) if settings.chat_template else ""
-    found = {"model": str(local) if local.exists() else settings.model, "chat_template": template}
+    found = {"model": source_of(config, name), "chat_template": template}
     beside = name in config.frozen
     return settings.model_copy(update=found | ({"trainable": False, "lora": None} if beside else {}))
 
 
-def learners_of(config: Config, backends: Backends, bases: Mapping[str, int], *, training: bool) -> list[Learner]:
-    """Every policy that is trained, as the loop knows it; `bases` are the versions that they start from."""
+def learners_of(config: Config, backends: Backends, demos: Sequence[Demo], *, training: bool) -> list[Learner]:
+    """Every policy that is trained, as the loop knows it, each with its own of `demos`."""
     teachers: dict[tuple[str, str], Teacher | None] = {}
     found = []
     for name, backend in backends.trained.items():
@@ -117,5 +118,6 @@ def learners_of(config: Config, backends: Backends, bases: Mapping[str, int], *,
             if key not in teachers:
                 teachers[key] = teacher_of(own, backend)
             teacher = teachers[key]
-        found.append(Learner(config=own, backend=backend, teacher=teacher, base_version=bases.get(name, 0)))
+        mine = [demo for demo in demos if demo.policy == name]
+        found.append(Learner(config=own, backend=backend, teacher=teacher, demos=mine))
     return found

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from leyden.base.config import Config
 from leyden.base.errors import ModelUnusable
+from leyden.cli.models import source_of
 
 
 def decoder(config: Config) -> Callable[[list[int]], str] | None:
@@ -14,8 +15,7 @@ def decoder(config: Config) -> Callable[[list[int]], str] | None:
     try:
         from leyden.learning.backends.embedded.model import load_tokenizer
 
-        local = config.resolve(settings.model)
-        tokenizer = load_tokenizer(str(local) if local.exists() else settings.model)
+        tokenizer = load_tokenizer(source_of(config, config.learn.policy))
     except (ModuleNotFoundError, ModelUnusable):
         return None
     return lambda ids: str(tokenizer.decode(ids))

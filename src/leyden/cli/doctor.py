@@ -120,15 +120,15 @@ def _with_model(config: Config, progress: TextProgress | JsonProgress) -> Iterat
     from leyden.learning.backends.embedded.backend import EmbeddedBackend
 
     with wiring.open_house(config, progress, training=False) as house:
-        assert isinstance(house.backend, EmbeddedBackend)
-        yield from model.examine(house.backend, config.policies[house.policy], house.engine_url)
+        assert isinstance(house.lead.backend, EmbeddedBackend)
+        yield from model.examine(house.lead.backend, config.policies[house.policy], house.engine_url)
         yield _disk(house)
         yield from asyncio.run(_dry_rollouts(house))
 
 
 def _disk(house: House) -> Finding:
     learn = house.config.learn
-    loaded = house.backend.loaded  # type: ignore[attr-defined]  # the embedded backend is the one with a model here
+    loaded = house.lead.backend.loaded  # type: ignore[attr-defined]  # the embedded one has a model here
     trained = sum(p.numel() for p in loaded.trainable().values())
     num_versions = max(1, learn.steps // learn.checkpoint_every)
     size = trained * (4 * num_versions + 8 * learn.keep_checkpoints)
@@ -149,7 +149,7 @@ async def _dry_rollouts(house: House) -> list[Finding]:
     rollouts = [
         Rollout(
             id=new_id("rollout"), task=tasks[0], mode="val", run_id=house.run_id, seed=seed, sampling=sampling,
-            policy_versions={house.policy: house.backend.version}, metadata={"doctor": True},
+            policy_versions={house.policy: house.lead.backend.version}, metadata={"doctor": True},
         )
         for seed in range(NUM_DRY)
     ]  # fmt: skip

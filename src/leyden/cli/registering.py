@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,17 +42,17 @@ def start_version(connection: Connection, store: Store, policy: str, run_id: str
 
 
 def register(
-    config: Config, store: Store, run_id: str, folder: Path, num_demos: int, resumed: bool, made_with: Mapping[str, str]
+    config: Config, store: Store, run_id: str, folder: Path, num_sft: int, resumed: bool, made_with: Mapping[str, str]
 ) -> Standing:
-    """Write down a new run, or find where an old one stood."""
+    """Write down a new run, or find where an old one stood. `num_sft`: versions that its supervised stage makes."""
     if resumed:
-        return _where(config, store, run_id, folder, num_demos)
+        return _where(config, store, run_id, folder, num_sft)
     (folder / "config.json").write_text(dump(config), encoding="utf-8")
     (folder / "versions.json").write_text(json.dumps(made_with, indent=2), encoding="utf-8")
 
     def start(connection: Connection) -> dict[str, int]:
         ledger.add_run(connection, store, run_id, json.loads(dump(config)), made_with, now=time.time())
-        num_versions = 0 if config.learn.improves_prompts else sft_steps(config, num_demos) + config.learn.steps
+        num_versions = 0 if config.learn.improves_prompts else num_sft + config.learn.steps
         return {
             policy: start_version(connection, store, policy, run_id, config.policies[policy].model, num_versions)
             for policy in config.trained
@@ -61,7 +61,7 @@ def register(
     return Standing(bases=store.write(start).result(30))
 
 
-def _where(config: Config, store: Store, run_id: str, folder: Path, num_demos: int) -> Standing:
+def _where(config: Config, store: Store, run_id: str, folder: Path, num_sft: int) -> Standing:
     """The last step of which every policy of the run has a whole checkpoint."""
     bases: dict[str, int] = {}
     complete: list[set[int]] = []
@@ -78,8 +78,7 @@ def _where(config: Config, store: Store, run_id: str, folder: Path, num_demos: i
     latest = max(set.intersection(*complete), default=0)
     if latest == 0:
         return Standing(bases=bases)
-    imitated = sft_steps(config, num_demos)
-    return Standing(bases=bases, sft_done=config.sft is not None, done_steps=latest - imitated)
+    return Standing(bases=bases, sft_done=config.sft is not None, done_steps=latest - num_sft)
 
 
 def _can_resume(checkpoint: Path) -> bool:
@@ -88,14 +87,17 @@ def _can_resume(checkpoint: Path) -> bool:
     return manifest.exists() and json.loads(manifest.read_text(encoding="utf-8")).get("num_steps") is not None
 
 
-def take_up(learners: Sequence[Learner], standing: Standing, folder: Path, num_sft: int) -> None:
-    """Make every backend hold what it held when the run stood there."""
-    for learner in learners:
+def take_up(learners: Sequence[Learner], standing: Standing, folder: Path) -> list[Learner]:
+    """The policies with the versions they start from, every backend holding what it held when the run stood there."""
+    num_sft = sft_steps(learners)
+    begun = [replace(one, base_version=standing.bases[one.policy]) for one in learners]
+    for learner in begun:
         version = learner.base_version + (num_sft if standing.sft_done else 0) + standing.done_steps
         if version == learner.base_version:
             learner.backend.serve_as(version)
         else:
             learner.backend.load(folder / "checkpoints" / f"{learner.policy}@{version}", version, full=True)
+    return begun
 
 
 def load_version(house: House, number: int) -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 from leyden.base.config import Config
 from leyden.base.errors import ConfigError
+from leyden.cli.models import source_of
 from leyden.learning.evidence import Teacher
 
 
@@ -23,6 +24,5 @@ def teacher_of(config: Config, student: Any) -> Teacher | None:
         )
     from leyden.learning.backends.embedded.teacher import EmbeddedTeacher
 
-    local = config.resolve(settings.model)
-    resolved = settings.model_copy(update={"model": str(local) if local.exists() else settings.model})
+    resolved = settings.model_copy(update={"model": source_of(config, name)})
     return EmbeddedTeacher(resolved, config.learn, student.loaded)

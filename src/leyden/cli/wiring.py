@@ -65,13 +65,25 @@ def tasks_of(config: Config) -> Tasks:
     for a, b in ((train, held), (val, held)):
         if a and b:
             check_splits(a, b)
-    demos = load_demos(config.resolve(config.tasks.demos)) if config.tasks.demos else []
+    demos = _demos_of(config)
     refuse_leaks(config, [*train, *val], held, demos)
-    if config.sft and not demos:
-        raise ConfigError("[sft] needs demonstrations; set tasks.demos, or remove the section")
     if config.eval.max_tasks:
         val, held = val[: config.eval.max_tasks], held[: config.eval.max_tasks]
     return train, val, held, demos
+
+
+def _demos_of(config: Config) -> list[Demo]:
+    """Those of the configuration, each for one policy where this run learns from them."""
+    path = config.tasks.demos
+    learned = config.sft is not None or config.learn.improves_prompts
+    demos = load_demos(config.resolve(path), config.trained if learned else ()) if path else []
+    if config.sft and not demos:
+        raise ConfigError("[sft] needs demonstrations; set tasks.demos, or remove the section")
+    shown = {demo.policy for demo in demos}
+    for name, policy in config.policies.items():
+        if policy.sft and name not in shown:
+            raise ConfigError(f"policies.{name}.sft would do nothing: no line of {path} is for {name!r}; remove it")
+    return demos
 
 
 def versions() -> dict[str, str]:
@@ -252,30 +264,25 @@ def open_house(
             progress.say(f"Loading {model} ...")
         backends = backends_of(config)
         folder.mkdir(parents=True, exist_ok=True)
+        learners = learners_of(config, backends, demos, training=training)
         if training:
-            standing = register(config, store, run_id, folder, len(demos), resume is not None, versions())
-        learners = learners_of(config, backends, standing.bases, training=training)
-        if training:
-            take_up(learners, standing, folder, sft_steps(config, len(demos)))
+            num_sft = sft_steps(learners)
+            standing = register(config, store, run_id, folder, num_sft, resume is not None, versions())
+            learners = take_up(learners, standing, folder)
         engines = backends.start()
         services = LocalServices(config, store, folder, run_id, engines, backends.engine_key)
         services.start()
         yield House(
-            config=learners[0].config,
+            learners=learners,
             run_id=run_id,
             folder=folder,
             store=store,
-            backend=learners[0].backend,
             services=services,
             progress=progress,
             train_tasks=train,
             holdout_tasks=held,
             val_tasks=val,
-            demos=demos,
             engine_url=engines.get(policy, config.policies[policy].engine),
-            teacher=learners[0].teacher,
-            base_version=learners[0].base_version,
-            others=learners[1:],
             frozen=tuple(backends.frozen),
             done_steps=standing.done_steps,
             sft_done=standing.sft_done,

@@ -61,6 +61,17 @@ def test_what_a_policy_says_wins_and_the_rest_is_inherited() -> None:
     assert (other.learning_rate, other.kl, other.entropy, other.policy) == (0.25, 0.0, 0.3, "planner")
 
 
+def test_each_policy_imitates_as_its_own_section_says(tmp_path: Path) -> None:
+    policies = {**TWO, "writer": {**TWO["writer"], "sft": {"epochs": 5}}}
+    config = made(policies, sft={"epochs": 3, "batch_size": 2})
+    mine, other = config.of("writer").sft, config.of("planner").sft
+    assert mine is not None and (mine.epochs, mine.batch_size) == (5, 2)
+    assert other == config.sft and other is not None and other.epochs == 3
+    assert config.of("writer").of("writer") == config.of("writer")
+    (tmp_path / "config.json").write_text(dump(config), encoding="utf-8")
+    assert load(tmp_path / "config.json").of("writer") == config.of("writer")
+
+
 def test_another_algorithm_brings_its_own_defaults_and_drops_what_it_does_not_read() -> None:
     config = made(with_own(algorithm="rejection_sft"), learn={"algorithm": "dapo", "clip_high": 0.5, "kl": 0.2})
     mine = config.of("writer").learn
@@ -92,6 +103,16 @@ def test_what_a_policy_cannot_have_is_refused_with_the_key(own: dict[str, Any], 
     ("tree", "told"),
     [
         ({"policies": {**TWO, "c": {"model": "m", "trainable": False, "learn": {"kl": 0.1}}}}, "would do nothing"),
+        (
+            {"policies": {**TWO, "c": {"model": "m", "trainable": False, "sft": {"epochs": 1}}}},
+            r"c\.sft would do nothing",
+        ),
+        ({"policies": {**TWO, "c": {"model": "m", "sft": {"epochs": 1}}}}, r"there is no section \[sft\]"),
+        (
+            {"policies": {**TWO, "c": {"model": "m", "sft": {"epoch": 1}}}, "sft": {}},
+            r"c\.sft\.epoch; did you mean 'epo",
+        ),
+        ({"policies": {**TWO, "c": {"model": "m", "sft": {"epochs": 0}}}, "sft": {}}, r"policies\.c\.sft: epochs = 0"),
         ({"policies": {**TWO, "c": {"match": {"system": "x"}}}}, r"list such names, for example match\.models"),
         ({"policies": TWO, "match": {"models": ["agent"]}}, "no policy has a match"),
         ({"policies": {"c": {"match": {"system": "("}}}, "match": {"models": ["a"]}}, "no regular expression"),
@@ -110,7 +131,6 @@ def test_sections_that_could_not_be_honoured_are_refused(tree: dict[str, Any], t
 @pytest.mark.parametrize(
     ("tree", "told"),
     [
-        ({"policies": TWO, "sft": {}}, r"planner, writer are trained together; imitate with each in a run of its own"),
         ({"policies": {**TWO, "c": {"model": "m", "trainable": False, "lora": {}}}}, r"policies\.c\.lora would do"),
     ],
 )

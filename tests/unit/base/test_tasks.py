@@ -110,9 +110,25 @@ def test_demonstrations_are_loaded_with_their_task(tmp_path: Path) -> None:
     assert load_demos(path) == [Demo(task="t", messages=messages), Demo(task="u", messages=messages)]
 
 
+def test_every_demonstration_is_for_one_of_the_policies_that_are_trained(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    bare = write(tmp_path / "bare.jsonl", {"task": "t", "messages": messages})
+    mine = write(tmp_path / "mine.jsonl", {"task": "t", "messages": messages, "policy": "writer"})
+    assert [demo.policy for demo in load_demos(bare, ["main"])] == ["main"], "there is no other"
+    assert [demo.policy for demo in load_demos(bare)] == [""]
+    assert [demo.policy for demo in load_demos(mine, ["planner", "writer"])] == ["writer"]
+    with pytest.raises(TaskError, match=r"line 1: 'policy' is missing, and planner, writer are trained together"):
+        load_demos(bare, ["planner", "writer"])
+    with pytest.raises(
+        TaskError, match=r"line 1: 'policy' is 'writer', which this run does not train \(it trains main"
+    ):
+        load_demos(mine, ["main"])
+
+
 @pytest.mark.parametrize(
     ("row", "says"),
     [
+        ({"task": "t", "messages": [{"role": "assistant", "content": "a"}], "policy": 3}, "'policy' is 3"),
         ({"messages": [{"role": "assistant", "content": "a"}]}, "'task' is None"),
         ({"task": "t"}, "'messages' is no list"),
         ({"task": "t", "messages": []}, "'messages' is no list"),

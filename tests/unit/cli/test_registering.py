@@ -10,8 +10,9 @@ from tests.unit.test_loop import Said
 from leyden.base.config import Config, from_tree
 from leyden.base.errors import ConfigError
 from leyden.base.records import PolicyVersion
+from leyden.base.tasks import Demo
 from leyden.cli.registering import Standing, load_version, register, take_up
-from leyden.house import House, Learner
+from leyden.house import House, Learner, sft_steps
 from leyden.store import Store, ledger, open_store
 from leyden.testing.fake_backend import FakeBackend, ScriptedServices
 
@@ -63,10 +64,31 @@ def test_a_run_goes_on_from_the_last_step_that_every_policy_has_whole(store: Sto
     found = resume(store, tmp_path, "run-1")
     assert found == Standing(bases=bases, done_steps=2)
     learners = [Learner(config=config_of(tmp_path).of(n), backend=FakeBackend(n), base_version=bases[n]) for n in bases]
-    take_up(learners, found, folder, 0)
+    assert [one.base_version for one in take_up(learners, found, folder)] == [bases["planner"], bases["writer"]]
     assert [one.backend.version - one.base_version for one in learners] == [2, 2]
-    take_up(learners, Standing(bases=bases), folder, 0)
+    take_up(learners, Standing(bases=bases), folder)
     assert [one.backend.version - one.base_version for one in learners] == [0, 0]
+
+
+def test_the_steps_of_the_policy_that_imitates_longest_stand_before_those_of_reinforcement(
+    store: Store, tmp_path: Path
+) -> None:
+    policies = {"planner": {"model": "m"}, "writer": {"model": "m", "sft": {"batch_size": 1}}}
+    tree = {"policies": policies, "sft": {"epochs": 1, "batch_size": 2}, "learn": {"steps": 4}}
+    config, folder = from_tree(tree, base_dir=tmp_path), tmp_path / "run-1"
+    folder.mkdir()
+    demos = [Demo(task="t", messages=[], policy=name) for name in ("planner", "writer") for _ in range(3)]
+    alone = [
+        Learner(config=config.of(n), backend=FakeBackend(n), demos=[d for d in demos if d.policy == n])
+        for n in policies
+    ]
+    assert [one.sft_steps for one in alone] == [2, 3] and sft_steps(alone) == 3
+    bases = register(config, store, "run-1", folder, sft_steps(alone), False, {}).bases
+    for name in policies:
+        checkpoint(store, folder, "run-1", f"{name}@{bases[name] + 3}", 0)
+    found = register(config, store, "run-1", folder, sft_steps(alone), True, {})
+    assert found == Standing(bases=bases, sft_done=True, done_steps=0)
+    assert [one.backend.version - bases[one.policy] for one in take_up(alone, found, folder)] == [3, 3]
 
 
 def test_a_run_that_is_not_in_the_store_is_named(store: Store, tmp_path: Path) -> None:
@@ -78,7 +100,7 @@ def house_of(store: Store, folder: Path) -> House:
     config = config_of(folder)
     learners = [Learner(config=config.of(name), backend=FakeBackend(name)) for name in config.trained]
     return House(
-        config=config, run_id="eval", folder=folder, store=store, backend=learners[0].backend, others=learners[1:],
+        learners=learners, run_id="eval", folder=folder, store=store,
         services=ScriptedServices(store, lambda _: 1.0), progress=Said(), train_tasks=[], holdout_tasks=[],
     )  # fmt: skip
 

@@ -84,9 +84,8 @@ def test_a_task_in_both_splits_is_refused(leyden: Caller, project: Path) -> None
 
 
 def test_without_a_holdout_training_says_that_nothing_can_be_proved(leyden: Caller, project: Path) -> None:
-    said = leyden(
-        "train", "-c", project / "leyden.toml", "-s", 'tasks.holdout=""', "-s", "policies.main.model=./absent"
-    )
+    (project / "empty").mkdir()  # no model, which is seen later
+    said = leyden("train", "-c", project / "leyden.toml", "-s", 'tasks.holdout=""', "-s", "policies.main.model=./empty")
     assert "No holdout tasks" in said.out and "cannot prove a gain" in said.out
     said = leyden("eval", "-c", project / "leyden.toml", "-s", 'tasks.holdout=""', "-s", "policies.main.model=./absent")
     assert said.code == 2 and "tasks.holdout" in said.err
@@ -96,6 +95,15 @@ def test_a_model_that_is_not_there_is_named(leyden: Caller, project: Path) -> No
     said = leyden("train", "-c", project / "leyden.toml", "-s", "policies.main.model=./absent-model")
     assert said.code == 1 and "absent-model" in said.err and "Traceback" not in said.err
     assert not list(project.glob("runs/*/config.json")), "a run that never began left a folder"
+
+
+@pytest.mark.parametrize("named", ["models/absent", "/nowhere/absent", "~/nowhere-absent", "a/b/c", "absent.gguf"])
+def test_what_can_only_be_a_path_is_refused_without_asking_a_hub(leyden: Caller, project: Path, named: str) -> None:
+    (project / "models").mkdir()
+    said = leyden("train", "-c", project / "leyden.toml", "-s", f"policies.main.model={named}")
+    told = " ".join(said.err.split())
+    assert said.code == 1 and f"policies.main.model is {named!r}, and there is nothing at" in told, said.err
+    assert "relative to the configuration file" in told and not (project / "runs").exists()
 
 
 def test_a_harness_that_is_not_there_is_named_before_anything_starts(leyden: Caller, project: Path) -> None:

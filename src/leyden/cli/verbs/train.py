@@ -12,8 +12,10 @@ from leyden.base.config import Config, load, origins
 from leyden.base.errors import ConfigError
 from leyden.base.tasks import fingerprint
 from leyden.cli import wiring
+from leyden.cli.external import is_external
 from leyden.cli.finish import finish
 from leyden.cli.holdouts import plan_of
+from leyden.cli.models import source_of
 from leyden.cli.progress import JsonProgress, TextProgress
 from leyden.cli.prompting import check_prompts, reflection_of
 from leyden.cli.trackers import MetricsWriter
@@ -103,6 +105,9 @@ def train(settings: Config, progress: TextProgress | JsonProgress, *, resume: Pa
     wiring.raise_open_files()
     if settings.learn.improves_prompts:
         check_prompts(settings)
+    for name in (*settings.trained, *settings.frozen):
+        if name in settings.policies and not is_external(settings, name):
+            source_of(settings, name)  # before anything is run that a wrong path would make vain
     tasks = None
     if resume is None and settings.learn.steps:
         from leyden.cli import probing  # gateway and runner at once: only a run that probes waits for their import

@@ -122,6 +122,13 @@ def test_a_missing_model_names_what_was_looked_for(tmp_path: Path) -> None:
         load_model("")
 
 
+def test_a_name_below_a_folder_that_is_there_is_no_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    with pytest.raises(ModelUnusable, match="no model folder models/absent"):
+        load_model("models/absent")
+
+
 def test_broken_weights_are_refused(tiny_folder: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(tiny_folder, tmp_path / "m")
     (folder / "model.safetensors").write_bytes(b"not a tensor")

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from leyden.base.errors import ModelUnusable
+from leyden.base.model_names import is_path
 from leyden.learning.backends.embedded.attention import ATTENTION_NAME
 
 LAYERS = ("full_attention", "sliding_attention")
@@ -41,7 +42,7 @@ def locate(source: str) -> tuple[str, dict[str, Any]]:
         return str(path), {}
     if path.exists():
         raise ModelUnusable(f"{path} is a file but no .gguf; policies.NAME.model names a folder or a .gguf file")
-    if source.startswith(("/", ".", "~")) or source.count("/") > 1:
+    if is_path(source, Path()):
         raise ModelUnusable(f"there is no model folder {path}; correct policies.NAME.model")
     return source, {}
 
