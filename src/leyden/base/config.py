@@ -218,7 +218,8 @@ class PolicyConfig(_Section):
     """`[policies.NAME]`"""
 
     model: str = ""
-    """Folder or hub id of a Hugging Face causal language model, or a GGUF file; with `provider`, its id there."""
+    """Folder or hub id of a Hugging Face causal language model, a GGUF file, or a checkpoint; with `provider`, its id
+    there."""
     provider: str = ""
     """Section of `providers` that answers instead of an engine; such a policy is recorded and never trained."""
     usd_per_million: PriceConfig | None = None

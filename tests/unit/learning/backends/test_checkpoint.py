@@ -12,12 +12,12 @@ from tests.unit.learning.backends.tiny import make_batch, random_sequences
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from leyden.base.config import LearnConfig, LoraConfig
-from leyden.base.errors import CheckpointError
+from leyden.base.errors import CheckpointError, ModelUnusable
 from leyden.learning.backends.base import Objective
 from leyden.learning.backends.embedded import checkpoint
 from leyden.learning.backends.embedded.atomic import atomic_folder
 from leyden.learning.backends.embedded.attention import attention_scope, causal_kernel
-from leyden.learning.backends.embedded.model import LoadedModel, parameter_fingerprint
+from leyden.learning.backends.embedded.model import LoadedModel, load_model, parameter_fingerprint
 from leyden.learning.backends.embedded.trainer import Trainer
 from leyden.learning.batch import Batch
 
@@ -78,6 +78,34 @@ def test_a_merged_update_gives_the_logits_of_base_and_adapter(load_tiny: Load, t
     with torch.no_grad(), attention_scope(causal_kernel):
         ours = loaded.head(loaded.hidden(ids, torch.arange(ids.shape[1])[None]))
         assert torch.allclose(ours, plain(ids).logits, atol=1e-4)
+
+
+def test_a_checkpoint_of_an_update_is_a_model_with_the_update_in_its_weights(load_tiny: Load, tmp_path: Path) -> None:
+    loaded = load_tiny(lora=LoraConfig(rank=4))
+    Trainer(loaded, LearnConfig()).update(batches(2), OBJECTIVE)
+    checkpoint.save(tmp_path / "c", loaded)
+    whole = load_model(tmp_path / "c", dtype=loaded.dtype, max_context=loaded.max_context)
+    assert whole.lora is None and whole.chat_template == loaded.chat_template
+    ids = torch.tensor([loaded.encode("hello")])
+    places = torch.arange(ids.shape[1])[None]
+    with torch.no_grad(), attention_scope(causal_kernel):
+        ours, theirs = (model.head(model.hidden(ids, places)) for model in (loaded, whole))
+        base = load_tiny()
+        assert torch.allclose(ours, theirs, atol=1e-4)
+        assert not torch.allclose(ours, base.head(base.hidden(ids, places)), atol=1e-4)
+
+
+def test_an_update_without_its_model_says_which_model_is_missing(load_tiny: Load, tmp_path: Path) -> None:
+    checkpoint.save(tmp_path / "c", load_tiny(lora=LoraConfig(rank=4)))
+    manifest = json.loads((tmp_path / "c" / checkpoint.MANIFEST).read_text())
+    (tmp_path / "c" / checkpoint.MANIFEST).write_text(json.dumps({**manifest, "base": str(tmp_path / "moved")}))
+    with pytest.raises(ModelUnusable, match=r"there is no model folder .*moved"):
+        load_model(tmp_path / "c")
+    (tmp_path / "c" / checkpoint.MANIFEST).unlink()
+    adapter = tmp_path / "c" / "adapter_config.json"
+    adapter.write_text(json.dumps({**json.loads(adapter.read_text()), "base_model_name_or_path": None}))
+    with pytest.raises(ModelUnusable, match="does not say of which model"):
+        load_model(tmp_path / "c")
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "trainer.safetensors", "config.json", "tokenizer.json"])

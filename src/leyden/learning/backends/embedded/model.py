@@ -33,9 +33,11 @@ from leyden.learning.backends.embedded.kernels import kernel_for
 from leyden.learning.backends.embedded.layouts import Segments
 from leyden.learning.backends.embedded.source import (
     SUPPORTED_MODELS,
+    base_of,
     check_config,
     check_windows,
     locate,
+    merge_update,
     quiet,
     read_part,
     read_template,
@@ -174,18 +176,23 @@ def load_model(
     max_context: int = 2048,
     seed: int = 0,
 ) -> LoadedModel:
-    """Load a folder, a hub id or a GGUF file. `chat_template` is a file that replaces the tokenizer's own.
+    """Load a folder, a hub id or a GGUF file; of a folder with a low-rank update (a checkpoint of a policy with `lora`)
+    its base with the update in its weights. `chat_template` is a file that replaces the tokenizer's own.
 
     `seed` is that of new (LoRA) parameters; the global random state is left as it was. Raises ModelUnusable.
     """
     source = str(path_or_hub_id)
     where, options = locate(source)
+    base = base_of(source)
+    below, of_below = (where, options) if base is None else locate(base)
     with quiet():
-        config = read_part("configuration", source, lambda: AutoConfig.from_pretrained(where, **options))
+        config = read_part("configuration", base or source, lambda: AutoConfig.from_pretrained(below, **of_below))
         check_config(config, source)
         tokenizer = read_part("tokenizer", source, lambda: AutoTokenizer.from_pretrained(where, **options))
         template = read_template(tokenizer, chat_template, source)
-        causal = read_weights(where, options, source)
+        causal = read_weights(below, of_below, base or source)
+        if base is not None:
+            causal = merge_update(causal, where)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     nn.Module.to(causal, device)
     return wrap(causal, tokenizer, template, dtype=dtype, lora=lora, max_context=max_context, source=source, seed=seed)

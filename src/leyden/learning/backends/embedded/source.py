@@ -3,6 +3,8 @@
 Remote code is never run. Every refusal names the model, what is wrong with it and what to change.
 """
 
+import json
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +19,8 @@ from leyden.base.errors import ModelUnusable
 from leyden.base.model_names import is_path
 from leyden.learning.backends.embedded.attention import ATTENTION_NAME
 
+ADAPTER = "adapter_config.json"
+"""File by which a folder with a low-rank update is known."""
 LAYERS = ("full_attention", "sliding_attention")
 """Kinds of layers that are supported: a token sees every token before it, or those of a window."""
 
@@ -37,7 +41,7 @@ def locate(source: str) -> tuple[str, dict[str, Any]]:
             raise ModelUnusable(f"there is no GGUF file {path}; correct policies.NAME.model")
         return str(path.parent), {"gguf_file": path.name}
     if path.is_dir():
-        if not (path / "config.json").is_file():
+        if not (path / "config.json").is_file() and not (path / ADAPTER).is_file():
             raise ModelUnusable(f"{path} holds no config.json, so it is no Hugging Face model folder")
         return str(path), {}
     if path.exists():
@@ -45,6 +49,40 @@ def locate(source: str) -> tuple[str, dict[str, Any]]:
     if is_path(source, Path()):
         raise ModelUnusable(f"there is no model folder {path}; correct policies.NAME.model")
     return source, {}
+
+
+def base_of(source: str) -> str | None:
+    """The model below a low-rank update, where `source` is the folder of an update alone; None for any other.
+
+    Raises ModelUnusable if the folder does not say.
+    """
+    folder = Path(source).expanduser()
+    if not (folder / ADAPTER).is_file() or (folder / "config.json").is_file():
+        return None
+    for name, key in (("leyden.json", "base"), (ADAPTER, "base_model_name_or_path")):
+        try:
+            base = json.loads((folder / name).read_text(encoding="utf-8")).get(key)
+        except FileNotFoundError:  # an update that was trained elsewhere
+            continue
+        except (OSError, ValueError, AttributeError) as error:
+            raise ModelUnusable(f"{folder / name} cannot be read: {error}") from error
+        if isinstance(base, str) and base:
+            return base
+    raise ModelUnusable(f"{folder} holds a low-rank update and does not say of which model; merge it into its model")
+
+
+def merge_update(causal: PreTrainedModel, folder: str) -> PreTrainedModel:
+    """`causal` with the update in `folder` added to its weights. Raises ModelUnusable."""
+    from peft import PeftModel
+
+    def merged() -> Any:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)
+            return PeftModel.from_pretrained(causal, folder).merge_and_unload()
+
+    made = read_part("low-rank update", folder, merged)
+    assert isinstance(made, PreTrainedModel)
+    return made
 
 
 def read_part(what: str, source: str, read: Callable[[], Any]) -> Any:
