@@ -47,6 +47,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from leyden.base.config import LearnConfig
 from leyden.learning.backends.base import Layout, Objective
+from leyden.learning.backends.embedded import precision
 from leyden.learning.backends.embedded.attention import ATTENTION_NAME
 from leyden.learning.backends.embedded.model import ComputeType, LoadedModel, load_model, wrap
 from leyden.learning.backends.embedded.planner import shape_of
@@ -190,11 +191,8 @@ def trainer_for(loaded: LoadedModel, layout: str) -> Trainer:
 
 
 def clear(loaded: LoadedModel) -> None:
-    """Zero gradients in place, as the trainer does after each step."""
-    for parameter in loaded.trainable().values():
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        parameter.grad.zero_()
+    """No gradients, and memory for them, as the trainer leaves it after each step."""
+    precision.clear_gradients(loaded.model, loaded.trainable().values())
 
 
 def timed(action: Callable[[], Any]) -> tuple[float, float]:

@@ -3,7 +3,13 @@
 import torch
 from torch import nn
 
-from leyden.learning.backends.embedded.precision import LowLinear, MasterEmbedding, lower
+from leyden.learning.backends.embedded.precision import (
+    LowLinear,
+    MasterEmbedding,
+    clear_gradients,
+    complete_gradients,
+    lower,
+)
 
 
 def model() -> nn.Sequential:
@@ -70,3 +76,33 @@ def test_frozen_weights_get_no_gradient() -> None:
     made[1].weight.requires_grad_(True)
     made(IDS).float().sum().backward()
     assert [p.grad is not None for p in made.parameters()] == [False, True, False, False]
+
+
+def test_a_first_gradient_is_written_over_the_last_and_a_second_is_added() -> None:
+    made, fresh = low(), low()
+    made(IDS).float().sum().backward()
+    buffers = {name: p.grad for name, p in made.named_parameters()}
+    for _ in range(2):  # as in two steps
+        clear_gradients(made, made.parameters())
+        for scale in (1.0, 2.0):
+            (scale * made(IDS)).float().square().sum().backward()
+    complete_gradients(made.parameters())
+    for scale in (1.0, 2.0):
+        (scale * fresh(IDS)).float().square().sum().backward()
+    for (name, a), b in zip(made.named_parameters(), fresh.parameters(), strict=True):
+        assert a.grad is not None and b.grad is not None
+        assert a.grad is buffers[name], name
+        assert torch.allclose(a.grad, b.grad, rtol=1e-5, atol=1e-6), name
+
+
+def test_what_no_backward_reaches_has_a_gradient_of_zero_in_the_same_memory() -> None:
+    made = low()
+    made(IDS).float().sum().backward()
+    kept = made[2].weight.grad
+    for _ in range(2):  # a second time nothing is taken anew
+        clear_gradients(made, made.parameters())
+    assert made[2].weight.grad is None
+    made[:2](IDS).float().sum().backward()
+    complete_gradients(made.parameters())
+    assert made[2].weight.grad is kept and kept is not None and not kept.any()
+    assert all(p.grad is not None for p in made.parameters())

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from leyden.base.records import FloatArray
 from leyden.learning.backends.embedded.layouts import Index
-from leyden.learning.backends.embedded.precision import LowLinear
+from leyden.learning.backends.embedded.precision import LowLinear, gradient_of
 
 BLOCK_BYTES = 16 * 2**20
 """Size of one float32 block of logits; about three of this size are alive at once. Above 32 MiB the C library gives
@@ -189,9 +189,7 @@ class _VocabularyBlocks(torch.autograd.Function):
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
         total_M = torch.zeros_like(log_z_M).index_add_(0, positions.row_L, grad_logp_L)
         weight_VE: Tensor = ctx.weight_VE
-        grad_VE = weight_VE.grad  # added to in place where it exists; see `precision`
-        if needs_weight and grad_VE is None:
-            grad_VE = torch.zeros_like(weight_VE)
+        grad_VE, is_begun = gradient_of(weight_VE) if needs_weight else (weight_VE, False)
         grad_ME = torch.zeros(low_ME.shape, dtype=log_z_M.dtype, device=low_ME.device)
         for start in range(0, len(low_VE), ctx.block):
             low_WE = low_VE[start : start + ctx.block]
@@ -213,9 +211,11 @@ class _VocabularyBlocks(torch.autograd.Function):
             d_logits_MW = d_z_MW.to(low_VE.dtype)
             if needs_hidden:
                 grad_ME += d_logits_MW @ low_WE
-            if needs_weight and grad_VE is not None:
-                grad_VE[start : start + len(low_WE)].add_(d_logits_MW.T @ low_ME)
-        returned_VE = grad_VE if needs_weight and weight_VE.grad is None else None
+            if needs_weight:
+                d_weight_WE = d_logits_MW.T @ low_ME
+                grad_WE = grad_VE[start : start + len(low_WE)]
+                grad_WE.add_(d_weight_WE) if is_begun else grad_WE.copy_(d_weight_WE)
+        returned_VE = grad_VE if needs_weight and weight_VE.grad is not grad_VE else None
         return grad_ME.to(ctx.hidden_dtype) if needs_hidden else None, returned_VE, None, None, None, None
 
 

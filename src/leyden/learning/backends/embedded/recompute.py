@@ -16,7 +16,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from leyden.base.errors import ModelUnusable
-from leyden.learning.backends.embedded.attention import attention_scope, current_kernel
+from leyden.learning.backends.embedded import fused
+from leyden.learning.backends.embedded.attention import AttentionKernel, attention_scope, current_kernel
 
 _active: ContextVar[bool] = ContextVar("leyden_recompute", default=False)
 
@@ -29,6 +30,13 @@ def recompute_scope() -> Iterator[None]:
         yield
     finally:
         _active.reset(token)
+
+
+@contextmanager
+def _again(kernel: AttentionKernel, is_fused: bool) -> Iterator[None]:
+    """What the repeated forward needs of the scopes around the first."""
+    with attention_scope(kernel), fused.fused_scope() if is_fused else nullcontext():
+        yield
 
 
 def install(model: nn.Module, name: str) -> None:
@@ -47,10 +55,10 @@ def _wrapped(forward: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         if not (_active.get() and torch.is_grad_enabled()):
             return forward(*args, **kwargs)
-        kernel = current_kernel()
+        again = _again(current_kernel(), fused.is_active())
 
         def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-            return nullcontext(), attention_scope(kernel)
+            return nullcontext(), again
 
         return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, context_fn=contexts, **kwargs)
 

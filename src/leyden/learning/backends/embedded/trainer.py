@@ -23,7 +23,7 @@ from leyden.base.config import LearnConfig
 from leyden.base.errors import LearningError, ObjectiveError
 from leyden.base.records import FloatArray
 from leyden.learning.backends.base import Layout, Objective, UpdateReport
-from leyden.learning.backends.embedded import recompute
+from leyden.learning.backends.embedded import fused, precision, recompute
 from leyden.learning.backends.embedded.coupling import (
     Before,
     Coupled,
@@ -54,6 +54,7 @@ class Trainer:
     def __init__(self, loaded: LoadedModel, learn: LearnConfig) -> None:
         self.loaded = loaded
         self.planner = Planner(learn.layout, learn.token_budget, shape_of(loaded), self._time)
+        fused.install(loaded)  # before `recompute`, which wraps what it finds
         self.recomputes = learn.activation_checkpointing
         if self.recomputes:
             recompute.install(loaded.causal, loaded.source)
@@ -233,6 +234,7 @@ class Trainer:
         loss_before = tally.loss
         self._backward(batch, active_N, before, objective, tally)
         with tally.timed("optimizer"):
+            precision.complete_gradients(self.trained().values())
             grad_norm = self._clip(self.parameters.values(), objective.grad_clip, tally.loss - loss_before)
             if self.critic:
                 self._clip(self.critic.parameters(), objective.grad_clip, tally.value_loss)
@@ -264,12 +266,7 @@ class Trainer:
         return norm
 
     def _clear_gradients(self) -> None:
-        """Zero them and keep their memory: to allocate it anew costs more than to clear it (see `precision`)."""
-        for parameter in self.trained().values():
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            else:
-                parameter.grad.zero_()
+        precision.clear_gradients(self.loaded.model, self.trained().values())
 
     def _backward(self, batch: Batch, active_N: Mask, before: Before, objective: Objective, tally: Tally) -> None:
         logp_N = np.full(batch.num_labels, np.nan)
@@ -320,7 +317,7 @@ class Trainer:
         """Hidden states of the next pass of a walk, (B, T, E)."""
         device = self.loaded.device
         kept = recompute.recompute_scope() if self.recomputes else nullcontext()
-        with path.scope(one), kept:
+        with path.scope(one), fused.fused_scope(), kept:
             hidden_BTE = self.loaded.hidden(
                 torch.from_numpy(one.ids_BT).to(device), torch.from_numpy(one.positions_BT).to(device)
             )
