@@ -133,7 +133,7 @@ def test_masked_labels_are_counted_by_batch_and_have_no_gradient() -> None:
         found.append(gradients(mine))
         reports.append(trainer.update([one], objective))
     assert list(reports[0].num_masked) == [int(far_N.sum())] and list(reports[1].num_masked) == [0]
-    assert reports[0].loss == pytest.approx(reports[1].loss, rel=1e-5)
+    assert reports[0].loss == pytest.approx(reports[1].loss, rel=1e-4)  # a float32 sum over other passes
     assert relative_difference(*found) < 1e-5
 
 

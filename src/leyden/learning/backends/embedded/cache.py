@@ -10,7 +10,7 @@ when the weights change.
 """
 
 import hashlib
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass
 
 import numpy as np
@@ -86,10 +86,11 @@ class SlotCache:
         """Copies of the first `length` tokens of a slot: keys and values (L, K, length, D)."""
         return (self.keys_LRKCD[:, slot, :, :length].clone(), self.values_LRKCD[:, slot, :, :length].clone())
 
-    def write(self, slot: int, keys_LKCD: Tensor, values_LKCD: Tensor, length: int) -> None:
-        """Put the first `length` tokens of stored keys and values at the beginning of a slot."""
-        self.keys_LRKCD[:, slot, :, :length] = keys_LKCD[:, :, :length]
-        self.values_LRKCD[:, slot, :, :length] = values_LKCD[:, :, :length]
+    def write(self, slot: int, keys_LKCD: Tensor, values_LKCD: Tensor, start: int) -> None:
+        """Put stored keys and values into a slot, the first at column `start`."""
+        end = start + keys_LKCD.shape[2]
+        self.keys_LRKCD[:, slot, :, start:end] = keys_LKCD
+        self.values_LRKCD[:, slot, :, start:end] = values_LKCD
 
 
 class SlotKernel:
@@ -158,13 +159,50 @@ class SlotKernel:
         return self.biases[key]
 
 
+class Trunk:
+    """Keys and values (L, K, P, D) of P tokens that several sequences begin with, kept and read once for all."""
+
+    def __init__(self, keys_LKPD: Tensor, values_LKPD: Tensor) -> None:
+        self.keys_LKPD, self.values_LKPD = keys_LKPD, values_LKPD
+        # Views, made once because every pass takes each of them.
+        self.of_layer = [(k[None], v[None]) for k, v in zip(keys_LKPD, values_LKPD, strict=True)]
+        """Keys and values (1, K, P, D) of each layer."""
+
+    def __len__(self) -> int:
+        return self.keys_LKPD.shape[2]
+
+    @property
+    def num_bytes(self) -> int:
+        """Of keys and values."""
+        return self.keys_LKPD.nbytes + self.values_LKPD.nbytes
+
+
 @dataclass(slots=True)
-class _Entry:
+class Entry:
+    """A stored sequence: its trunk, if it has one, and what comes behind."""
+
     ids: IntArray
+    trunk: Trunk | None
     keys_LKCD: Tensor
     values_LKCD: Tensor
-    num_bytes: int
     block_keys: list[bytes]
+
+    @property
+    def num_above(self) -> int:
+        """Tokens of the trunk."""
+        return len(self.trunk) if self.trunk is not None else 0
+
+    def write(self, cache: SlotCache, slot: int, start: int, end: int) -> None:
+        """Put the tokens `start` to `end` at the beginning of a slot."""
+        at = 0
+        above, own = max(0, min(end, self.num_above) - start), max(start, self.num_above) - self.num_above
+        if self.trunk is not None and above:
+            keys, values = self.trunk.keys_LKPD, self.trunk.values_LKPD
+            cache.write(slot, keys[:, :, start : start + above], values[:, :, start : start + above], 0)
+            at = above
+        behind = slice(own, end - self.num_above)
+        if end > self.num_above:
+            cache.write(slot, self.keys_LKCD[:, :, behind], self.values_LKCD[:, :, behind], at)
 
 
 class PrefixStore:
@@ -176,8 +214,10 @@ class PrefixStore:
         self.num_bytes = 0
         self.num_hits = 0
         self.num_tokens_reused = 0
-        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
+        self._entries: OrderedDict[bytes, Entry] = OrderedDict()
         self._by_block: dict[bytes, bytes] = {}
+        self._trunks: Counter[Trunk] = Counter()
+        """How many entries have a trunk; its bytes are counted once."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -186,10 +226,11 @@ class PrefixStore:
         """Forget everything: the weights have changed."""
         self._entries.clear()
         self._by_block.clear()
+        self._trunks.clear()
         self.num_bytes = 0
 
-    def longest(self, ids: IntArray) -> tuple[int, Tensor, Tensor] | None:
-        """(shared length, keys, values) of the stored sequence that shares the longest prefix with `ids`."""
+    def longest(self, ids: IntArray) -> tuple[int, Entry] | None:
+        """(shared length, sequence) of the stored sequence that shares the longest prefix with `ids`."""
         for key in reversed(_block_keys(ids)):
             name = self._by_block.get(key)
             if name is None:
@@ -200,29 +241,57 @@ class PrefixStore:
             differs = np.flatnonzero(entry.ids[:limit] != ids[:limit])
             length = int(differs[0]) if len(differs) else limit
             # A hash that lies would show here; no length is taken on trust.
-            return (length, entry.keys_LKCD, entry.values_LKCD) if length else None
+            return (length, entry) if length else None
         return None
 
-    def add(self, ids: IntArray, keys_LKCD: Tensor, values_LKCD: Tensor) -> None:
-        """Store a sequence; the least recently used ones go when the bound in bytes is met."""
-        num_bytes = keys_LKCD.nbytes + values_LKCD.nbytes
+    def share(self, entry: Entry) -> Trunk:
+        """The whole of a stored sequence as a trunk, which it is from then on; nothing is copied if it has none yet."""
+        if entry.trunk is not None and not entry.keys_LKCD.shape[2]:
+            return entry.trunk
+        self._count(entry, -1)
+        keys, values = entry.keys_LKCD, entry.values_LKCD
+        if entry.trunk is not None:
+            keys = torch.cat([entry.trunk.keys_LKPD, keys], 2)
+            values = torch.cat([entry.trunk.values_LKPD, values], 2)
+        entry.trunk = Trunk(keys, values)
+        entry.keys_LKCD, entry.values_LKCD = keys[:, :, :0].clone(), values[:, :, :0].clone()
+        self._count(entry, 1)
+        return entry.trunk
+
+    def add(self, ids: IntArray, keys_LKCD: Tensor, values_LKCD: Tensor, trunk: Trunk | None = None) -> None:
+        """Store a sequence: the keys and values behind its trunk. The least recently used ones go when the bound in
+        bytes is met."""
         blocks = _block_keys(ids)
-        if num_bytes > self.max_bytes or not blocks:
+        entry = Entry(ids, trunk, keys_LKCD, values_LKCD, blocks)
+        whole = keys_LKCD.nbytes + values_LKCD.nbytes + (trunk.num_bytes if trunk is not None else 0)
+        if whole > self.max_bytes or not blocks:
             return
         name = hashlib.blake2b(ids.tobytes(), digest_size=16).digest()
         if name in self._entries:
             self._entries.move_to_end(name)
             return
-        self._entries[name] = _Entry(ids, keys_LKCD, values_LKCD, num_bytes, blocks)
-        self.num_bytes += num_bytes
+        self._entries[name] = entry
+        self._count(entry, 1)
         for key in blocks:
             self._by_block[key] = name
         while self.num_bytes > self.max_bytes:
             self._drop_oldest()
 
+    def _count(self, entry: Entry, sign: int) -> None:
+        """Add or take away the bytes of an entry; those of its trunk with the first and the last that has it."""
+        self.num_bytes += sign * (entry.keys_LKCD.nbytes + entry.values_LKCD.nbytes)
+        if entry.trunk is None:
+            return
+        before = self._trunks[entry.trunk]
+        self._trunks[entry.trunk] = before + sign
+        if before + sign == 0:
+            del self._trunks[entry.trunk]
+        if 0 in (before, before + sign):
+            self.num_bytes += sign * entry.trunk.num_bytes
+
     def _drop_oldest(self) -> None:
         name, entry = self._entries.popitem(last=False)
-        self.num_bytes -= entry.num_bytes
+        self._count(entry, -1)
         orphans = [key for key in entry.block_keys if self._by_block.get(key) == name]
         for key in orphans:
             del self._by_block[key]

@@ -277,7 +277,12 @@ class Sampler:
         ends = token in self.loaded.eos_ids
         extra = token in s.request.stop_ids
         # An extra stop id belongs to the ids but, like the model's own, not to the text.
-        s.parts.append("" if ends or extra else s.text.push([token]))
+        if not (ends or extra):
+            s.unread.append(token)
+        # Text that nobody waits for is decoded at the end, all at once: two calls of the tokenizer for each token of
+        # 64 rows take 2 to 3 ms a step.
+        if s.request.stream or s.request.stop:
+            s.read()
         if s.text.matched is not None:
             self._end(slot, "stop", s.text.matched)
         elif ends or extra:
@@ -304,6 +309,7 @@ class Sampler:
     def _end(self, slot: int, finish_reason: str, stop_reason: str | int | None = None) -> None:
         """Deliver the last delta and close the gap that the slot leaves."""
         s = self._active[slot]
+        s.read()
         s.parts.append(s.text.finish())
         if s.text.matched is not None and finish_reason == "length":
             finish_reason, stop_reason = "stop", s.text.matched

@@ -8,6 +8,7 @@ so that both compute the same numbers. It does not train: no gradient passes.
 """
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -40,8 +41,6 @@ class ShadowLinear(nn.Module):
     """A linear layer that computes in bfloat16 with a copy of its source's weight. Input of any float
     type."""
 
-    packed: Tensor | None
-    plain: Tensor | None
     bias_shadow: Tensor | None
 
     def __init__(self, source: LowLinear, casts: _Casts) -> None:
@@ -51,7 +50,6 @@ class ShadowLinear(nn.Module):
         self.__dict__["source"] = source
         self.in_features = source.in_features
         self.out_features = source.out_features
-        self.packed = self.plain = self.bias_shadow = None
         self.refresh()
 
     @property
@@ -68,13 +66,23 @@ class ShadowLinear(nn.Module):
 
     def refresh(self) -> None:
         """Take the weights that the source has now."""
-        weight = self.__dict__["source"].low_weight()
+        self.plain: Tensor = self.low_weight()
         self._taken = (self.weight.data_ptr(), self.weight._version)
         self.bias_shadow = None if self.bias is None else self.bias.detach().to(LOW)
-        if packing_works() and weight.device.type == "cpu":
-            self.packed, self.plain = _packed(weight), None
-        else:
-            self.packed, self.plain = None, weight
+        self._packed: Tensor | None = None
+
+    def low_weight(self) -> Tensor:
+        """The bfloat16 copy that the source has now."""
+        weight: Tensor = self.__dict__["source"].low_weight()
+        return weight
+
+    @property
+    def packed(self) -> Tensor | None:
+        """The weights in the order that the CPU's kernels want; made when they are first used, because those of a
+        joined layer are not."""
+        if self._packed is None and packing_works() and self.plain.device.type == "cpu":
+            self._packed = _packed(self.plain)
+        return self._packed
 
     def is_stale(self) -> bool:
         """Whether the source has changed since `refresh`."""
@@ -82,12 +90,69 @@ class ShadowLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., in_features) -> (..., out_features) in bfloat16."""
-        x = self._casts(x)
-        if self.packed is not None:
-            out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias_shadow, "none", [], "")
-            return out
-        assert self.plain is not None
-        return nn.functional.linear(x, self.plain, self.bias_shadow)
+        return _product(self._casts(x), self.packed, self.plain, self.bias_shadow)
+
+
+class JoinedLinear:
+    """Several `ShadowLinear` of one input as one product, which reads the input once; their own packed weights are not
+    made for it. (..., in_features) of bfloat16 -> (..., sum of out_features)."""
+
+    def __init__(self, parts: Sequence[ShadowLinear], order: Tensor) -> None:
+        """`order`: which output of the parts, one behind the other, comes first, second and so on; the same for all
+        that are joined from one base."""
+        self._parts, self._order = parts, order
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Take the weights that the sources have now."""
+        lows = [part.low_weight() for part in self._parts]
+        self._taken = self._now()
+        self._plain, self._packed = _joined(lows, self._order)
+        biases = [part.bias for part in self._parts]
+        self._bias = None
+        if any(bias is not None for bias in biases):
+            self._bias = torch.cat(
+                [
+                    torch.zeros(part.out_features, dtype=LOW, device=lows[0].device)
+                    if bias is None
+                    else bias.detach().to(LOW)
+                    for part, bias in zip(self._parts, biases, strict=True)
+                ]
+            )[self._order.to(lows[0].device)]
+
+    def is_stale(self) -> bool:
+        """Whether a source has changed since `refresh`."""
+        return self._taken != self._now()
+
+    def _now(self) -> list[tuple[int, int]]:
+        return [(part.weight.data_ptr(), part.weight._version) for part in self._parts]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return _product(x, self._packed, self._plain, self._bias)
+
+
+def _product(x: Tensor, packed: Tensor | None, plain: Tensor | None, bias: Tensor | None) -> Tensor:
+    if packed is not None:
+        # The overload by name: to look it up takes a tenth of a product of one row.
+        out: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, packed, bias, "none", [], "")
+        return out
+    assert plain is not None
+    return nn.functional.linear(x, plain, bias)
+
+
+_all_joined = WeakTensorKeyDictionary()
+"""(plain, packed) of joined copies by the first of them, one of the two None: policies with one base share them."""
+
+
+def _joined(lows: Sequence[Tensor], order: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    if lows[0] not in _all_joined:
+        whole = torch.cat(list(lows))[order.to(lows[0].device)]
+        if packing_works() and whole.device.type == "cpu":
+            _all_joined[lows[0]] = (None, torch.ops.mkldnn._reorder_linear_weight(whole, _PACKED_BATCH))
+        else:
+            _all_joined[lows[0]] = (whole, None)
+    found: tuple[Tensor | None, Tensor | None] = _all_joined[lows[0]]
+    return found
 
 
 _all_packed = WeakTensorKeyDictionary()
