@@ -3,8 +3,8 @@
     python benchmarks/update_seconds.py [--model FOLDER] [--repeats 5] [--batches sft,rl]
 
 Batches: `sft` is four answers of 28 tokens behind prompts of 108; `rl` is eight groups of eight answers of 25 tokens
-behind a shared prompt of 250, as a step of GRPO has them. Updates run in a worker thread and give their memory back, as
-the backend does. Each batch is updated in turn with the layers computed in few passes over memory (`fused`) and by
+behind a shared prompt of 250, as a step of GRPO has them. Updates run in a worker thread and keep their memory, as the
+backend does. Each batch is updated in turn with the layers computed in few passes over memory (`fused`) and by
 their own forward, so that a change in the load of the machine meets both. Least and median are reported, of wall time
 and of CPU time. The last line is JSON.
 """
@@ -20,6 +20,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
 import leyden.learning.backends.embedded  # noqa: F401 - before torch: it says how threads wait
 
@@ -30,8 +31,7 @@ from benchmarks.tree_update import Texts, group, random_smollm2, to_batch
 
 from leyden.base.config import LearnConfig
 from leyden.learning.backends.base import Objective
-from leyden.learning.backends.embedded import fused
-from leyden.learning.backends.embedded.backend import _give_back_memory
+from leyden.learning.backends.embedded import fused, memory
 from leyden.learning.backends.embedded.model import load_model
 from leyden.learning.backends.embedded.trainer import Trainer
 from leyden.learning.batch import Batch
@@ -54,7 +54,7 @@ def timed(trainer: Trainer, batch: Batch, worker: ThreadPoolExecutor, *, plain: 
     def update() -> None:
         with patch.object(fused, "fused_scope", nullcontext) if plain else nullcontext():
             trainer.update([batch], OBJECTIVE)
-        _give_back_memory()
+        memory.give_back_if_scarce()
 
     start, cpu = time.perf_counter(), time.process_time()
     worker.submit(update).result()

@@ -7,8 +7,6 @@ between two of its steps, the weights are no version at all: nothing is served u
 their place.
 """
 
-import ctypes
-import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +20,7 @@ from leyden.base.config import LearnConfig, PolicyConfig
 from leyden.base.errors import LearningError
 from leyden.base.records import FloatArray
 from leyden.learning.backends.base import Objective, UpdateReport
-from leyden.learning.backends.embedded import checkpoint
+from leyden.learning.backends.embedded import checkpoint, memory
 from leyden.learning.backends.embedded.chat import ChatFormat
 from leyden.learning.backends.embedded.model import LoadedModel, load_model
 from leyden.learning.backends.embedded.sampler import PREFIX_BYTES, Sampler
@@ -121,7 +119,7 @@ class EmbeddedBackend:
                 self._between_versions = trainer.num_steps != num_steps
                 raise
             self._between_versions = True
-            _give_back_memory()
+            memory.give_back_if_scarce()
             self._serve(version)
         return report
 
@@ -210,11 +208,3 @@ class EmbeddedBackend:
     def _refuse_between(self, what: str) -> None:
         if self._between_versions:
             raise LearningError(f"cannot {what}: an update failed between two steps, so these weights are no version")
-
-
-def _give_back_memory() -> None:
-    """Return the freed memory of an update to the system (glibc keeps it otherwise): 1.4 of 4.3 GB on a 135M model."""
-    if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # absent outside glibc
-        if trim is not None:
-            trim(0)
