@@ -16,14 +16,14 @@ import torch
 from leyden.learning.backends.embedded import memory
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-def use():
+def use(num):
     begun = faults()
-    torch.ones(2**24)  # 64 MiB, 16,384 pages
+    torch.ones(num)
     return faults() - begun
-use()
-again = use()
+use(2**26)  # 256 MiB
+again = use(2**24)  # 16,384 pages
 memory.give_back()
-print(again, use())
+print(again, use(2**24))
 """
 
 
