@@ -163,12 +163,11 @@ class Recorder:
             seen = np.concatenate([completion.prompt_ids, first_completion(completion.choices)])
             prompt = Prompt(completion.call_id, seen.astype(np.int32, copy=False))
 
-        def done(failure: BaseException | None) -> None:
-            if failure is None and attempt_id is not None and prompt is not None:
+        def remember() -> None:
+            if attempt_id is not None and prompt is not None:
                 self._prefixes.add_prompt(attempt_id, prompt)
-            receipt(failure)
 
-        self._store.hand_in(parts, done)
+        self._store.hand_in(parts, _then(remember, receipt))
 
     def span(self, span: Span) -> "Future[None]":
         """Record anything that is no call. In the future: Conflict for an id that exists."""

@@ -29,6 +29,14 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
+def reciprocal_rms(x: Tensor, eps: float) -> Tensor:
+    """1 / sqrt(mean(x^2) + eps) over the last axis, which stays with size 1; at least float32."""
+    # The norm reads x once and keeps nothing of its size; the square and the mean of the modules write one more, which
+    # took five times as long over 2048 tokens.
+    length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=_wide(x.dtype))
+    return length.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+
+
 class _Norm(torch.autograd.Function):
     """x / sqrt(mean(x^2) + eps) * w, and x itself, so that the gradients of both uses meet here in one pass.
 
@@ -43,8 +51,7 @@ class _Norm(torch.autograd.Function):
         x_RE = x.reshape(-1, x.shape[-1])
         wide = _wide(x.dtype)
         scale_E = weight_E.to(wide) + offset
-        rstd_R1 = torch.linalg.vector_norm(x_RE, dim=-1, keepdim=True, dtype=wide)
-        rstd_R1 = rstd_R1.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        rstd_R1 = reciprocal_rms(x_RE, eps)
         out_RE = torch.empty(x_RE.shape, dtype=dtype, device=x.device)
         for run in runs(x_RE):
             torch.mul(x_RE[run] * rstd_R1[run], scale_E, out=out_RE[run])
