@@ -103,7 +103,8 @@ def judged_alone(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def rewards_by_task(config: Path, made: Path, first: int) -> dict[str, list[float]]:
     """Rewards of a run from step `first` on; a rollout that earned nothing counts as 0."""
-    store = open_store(load(config).store.url, create=False)
+    with contextlib.chdir(config.parent):  # where the runs were started, so that a relative store.url is theirs
+        store = open_store(load(config).store.url, create=False)
     found: dict[str, list[float]] = {}
     for step in range(first, len(steps_of(made))):
         for rollout in store.read(partial(selections.select_by_step, run_id=made.name, step=step)):

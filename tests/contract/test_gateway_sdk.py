@@ -200,6 +200,27 @@ def test_an_engine_that_lists_the_plain_name_is_asked_under_it(room: Room) -> No
     assert room.engine.requests[-1]["model"] == "main"
 
 
+@pytest.mark.parametrize(("again_s", "asked"), [(30.0, "main@0"), (0.0, "main")])
+def test_a_listing_that_failed_is_asked_for_again_after_a_while_and_not_with_every_call(
+    room: Room, monkeypatch: pytest.MonkeyPatch, again_s: float, asked: str
+) -> None:
+    monkeypatch.setattr("leyden.gateway.upstream.LISTING_AGAIN_S", again_s)
+    room.engine.behaviour.models, room.engine.behaviour.models_status = ("main",), 503
+    sdk = room.sdk(room.start())
+    sdk.chat.completions.create(model="main", messages=HELLO)
+    assert room.engine.requests[-1]["model"] == "main@0"
+    room.engine.behaviour.models_status = 200
+    sdk.chat.completions.create(model="main", messages=HELLO)
+    assert room.engine.requests[-1]["model"] == asked
+
+
+@pytest.mark.parametrize("listed", ["null", "[]", '{"data": ["main"]}', '{"data": null}', "no JSON"])
+def test_a_listing_that_makes_no_sense_is_an_empty_one(room: Room, listed: str) -> None:
+    room.engine.behaviour.models_text = listed
+    room.sdk(room.start()).chat.completions.create(model="main", messages=HELLO)
+    assert room.engine.requests[-1]["model"] == "main@0"
+
+
 @pytest.mark.parametrize(
     ("faults", "refusal"),
     [

@@ -35,6 +35,11 @@ PROVIDER_PATIENCE_S = 20.0
 """How long a provider that is busy is waited for; then the client is told, whose SDK waits and comes back."""
 PROBE_TIMEOUT_S = 60.0
 """An engine that has just started may compile before its first token."""
+LISTING_TIMEOUT_S = 10.0
+"""How long an engine may take to list its models; without the list it is asked under the route's own name."""
+LISTING_AGAIN_S = 30.0
+"""How long a listing that failed stands for an empty one. An engine that is only busy soon tells, and one that hangs
+must not hold every call for LISTING_TIMEOUT_S."""
 _BUSY = frozenset({429, 503})
 BROKEN = (aiohttp.ClientError, ConnectionError)
 """What a connection raises that broke, of either kind."""
@@ -53,6 +58,8 @@ class Upstream:
         self._pool: Pool | None = None
         self._names: dict[tuple[str, str], str] = {}
         self._listings: dict[str, frozenset[str]] = {}
+        self._unlisted: dict[str, float] = {}
+        self._listing_turn: dict[str, asyncio.Lock] = {}
         self._capable: set[tuple[str, str]] = set()
         self._probing: dict[tuple[str, str], asyncio.Lock] = {}
 
@@ -68,6 +75,7 @@ class Upstream:
     def forget(self) -> None:
         """Look again at what engines list, because one was registered or weights changed."""
         self._listings.clear()
+        self._unlisted.clear()
 
     async def post(
         self, route: Route, path: str, body: Body, *, deadline: float, headers: dict[str, str] | None = None,
@@ -158,7 +166,10 @@ class Upstream:
             return route.names[0]
         known = self._names.get((route.endpoint, route.names[0]))
         if known is None:
-            listing = await self._listing(route)
+            async with self._listing_turn.setdefault(route.endpoint, asyncio.Lock()):
+                listing = await self._listing(route)
+            if listing is None:
+                return route.names[0]
             known = next((name for name in route.names if name in listing), route.names[0])
             self._names[route.endpoint, route.names[0]] = known
             while len(self._names) > 1000:  # versions go by, so their names must not pile up
@@ -222,25 +233,30 @@ class Upstream:
         }
         return [what for what, there in found.items() if not there]
 
-    async def _listing(self, route: Route) -> frozenset[str]:
-        """Names that the engine lists; empty if it does not tell. A listing is a courtesy, so its failure is
-        no error."""
+    async def _listing(self, route: Route) -> frozenset[str] | None:
+        """Names that the engine lists; empty if it has no such list, None if it could not be asked, which is tried
+        again after a while. A listing is a courtesy, so its failure is no error."""
         known = self._listings.get(route.endpoint)
-        if known is None or not known.intersection(route.names):
-            headers = {"authorization": f"Bearer {route.key}"} if route.key else {}
-            known = frozenset()
-            try:
-                async with self._open().get(
-                    f"{route.endpoint}/v1/models", headers=headers, timeout=aiohttp.ClientTimeout(total=10),
-                    allow_redirects=False,
-                ) as response:  # fmt: skip
-                    listed: Any = read_json(await response.read())
-                    if response.status == 200 and isinstance(listed, dict):
-                        known = frozenset(str(entry.get("id")) for entry in listed.get("data") or ())
-            except (aiohttp.ClientError, TimeoutError):
-                pass
-            self._listings[route.endpoint] = known
-        return known
+        if known is not None and known.intersection(route.names):
+            return known
+        if time.monotonic() < self._unlisted.get(route.endpoint, 0.0):
+            return None
+        headers = {"authorization": f"Bearer {route.key}"} if route.key else {}
+        try:
+            async with self._open().get(
+                f"{route.endpoint}/v1/models", headers=headers, timeout=aiohttp.ClientTimeout(total=LISTING_TIMEOUT_S),
+                allow_redirects=False,
+            ) as response:  # fmt: skip
+                failed = response.status >= 500 or response.status in _BUSY
+                listed: Any = read_json(await response.read()) if response.status == 200 else None
+        except (aiohttp.ClientError, TimeoutError):
+            failed, listed = True, None
+        if failed:
+            self._unlisted[route.endpoint] = time.monotonic() + LISTING_AGAIN_S
+            return None
+        entries = listed.get("data") or () if isinstance(listed, dict) else ()
+        self._listings[route.endpoint] = frozenset(str(entry.get("id")) for entry in entries if isinstance(entry, dict))
+        return self._listings[route.endpoint]
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:

@@ -161,6 +161,8 @@ class _Connection(asyncio.Protocol):
             headers.get("authorization", "").removeprefix("Bearer "), headers.get("x-api-key")
         ):  # fmt: skip
             return self._send_json(401, {"error": {"message": "wrong key", "type": "auth", "code": 401}})
+        if path.endswith("/models") and behaviour.models_text is not None:
+            return self._write(200, b"application/json", behaviour.models_text.encode())
         if path.endswith("/models"):
             listed = [{"id": name, "object": "model"} for name in behaviour.models]
             return self._send_json(200, {"object": "list", "data": listed})

@@ -85,6 +85,8 @@ class Behaviour:
     """Between chunks of a stream."""
     models: tuple[str, ...] = ()
     """What `/v1/models` lists."""
+    models_text: str | None = None
+    """Answered by `/v1/models` instead of a list, whatever it is."""
     models_status: int = 200
     """What `/v1/models` answers; above 499 a gateway takes the engine for down."""
     key: str = ""
