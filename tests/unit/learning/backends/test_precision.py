@@ -1,13 +1,16 @@
 """Low-precision layers: gradients go to the master, in place or not, and are those of autograd."""
 
 import torch
+from tests.unit.learning.backends.tiny import make_loaded
 from torch import nn
 
+from leyden.learning.backends.embedded.attention import attention_scope, causal_kernel
 from leyden.learning.backends.embedded.precision import (
     LowLinear,
     MasterEmbedding,
     clear_gradients,
     complete_gradients,
+    exact_scope,
     lower,
 )
 
@@ -106,3 +109,22 @@ def test_what_no_backward_reaches_has_a_gradient_of_zero_in_the_same_memory() ->
     complete_gradients(made.parameters())
     assert made[2].weight.grad is kept and kept is not None and not kept.any()
     assert all(p.grad is not None for p in made.parameters())
+
+
+def test_inside_the_exact_scope_the_masters_compute_in_float32() -> None:
+    plain, lowered = model(), low()
+    with torch.no_grad():
+        expected = plain(IDS)
+        assert not torch.equal(lowered(IDS).float(), expected)
+        with exact_scope():
+            assert torch.equal(lowered(IDS), expected)
+
+
+def test_a_bfloat16_model_in_the_exact_scope_is_the_float32_model() -> None:
+    ids_BT, places_BT = torch.arange(12)[None], torch.arange(12)[None]
+    full, lowered = make_loaded("qwen2"), make_loaded("qwen2", dtype="bfloat16")
+    with torch.no_grad(), attention_scope(causal_kernel):
+        expected = full.hidden(ids_BT, places_BT)
+        assert not torch.allclose(lowered.hidden(ids_BT, places_BT).float(), expected, atol=1e-4)
+        with exact_scope():
+            assert torch.equal(lowered.hidden(ids_BT, places_BT), expected)

@@ -14,12 +14,15 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import MistralConfig
 
 from leyden.base.config import LoraConfig
+from leyden.base.errors import LearningError
 from leyden.learning.backends.embedded import decoder, shadow
 from leyden.learning.backends.embedded.attention import attention_scope, causal_kernel
 from leyden.learning.backends.embedded.cache import PrefixStore, SlotCache, Trunk
 from leyden.learning.backends.embedded.flat import DecodeAttention
+from leyden.learning.backends.embedded.joint import Turn
 from leyden.learning.backends.embedded.model import LoadedModel
 from leyden.learning.backends.embedded.passes import FlatPasses, ModulePasses, Passes, Prompt, passes_of
+from leyden.learning.backends.embedded.requests import Counters
 from leyden.learning.backends.embedded.sampler import Sampler
 
 FUSED = ("llama", "qwen2", "qwen3", "mistral")
@@ -30,8 +33,8 @@ def _a_window_that_is_met(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(tiny.CONFIGS, "mistral", lambda **values: MistralConfig(**values, sliding_window=6))
 
 
-def hidden_by(passes: Passes, sequences: Sequence[np.ndarray], budget: int) -> list[Tensor]:
-    """Hidden states of the last three tokens of each sequence: the others fill the cache, these come one by one."""
+def logits_by(passes: Passes, sequences: Sequence[np.ndarray], budget: int) -> list[Tensor]:
+    """Logits of the last three tokens of each sequence: the others fill the cache, these come one by one."""
     cache = SlotCache(2, 2, 8, torch.float32, torch.device("cpu"))
     cache.reserve(len(sequences), 64)
     with torch.no_grad():
@@ -40,7 +43,7 @@ def hidden_by(passes: Passes, sequences: Sequence[np.ndarray], budget: int) -> l
         for back in (3, 2, 1):
             ids = np.asarray([s[-back] for s in sequences], np.int64)
             places = np.asarray([len(s) - back for s in sequences], np.int64)
-            found.append(passes.hidden(cache, ids, places, [None] * len(ids))[: len(ids)])
+            found.append(passes.logits(cache, ids, places, [None] * len(ids))[: len(ids)])
     return found
 
 
@@ -54,9 +57,54 @@ def test_flat_layers_compute_what_the_modules_do(kind: str, budget: int) -> None
     rng = np.random.default_rng(0)
     sequences = sorted((rng.integers(0, VOCAB, n) for n in (5, 9, 14, 33, 34)), key=len)
     for a, b in zip(
-        hidden_by(flat, sequences, budget), hidden_by(ModulePasses(clone, loaded), sequences, budget), strict=True
+        logits_by(flat, sequences, budget),
+        logits_by(ModulePasses(clone, loaded, Turn()), sequences, budget),
+        strict=True,
     ):
         assert torch.allclose(a, b, atol=2e-5, rtol=1e-4)
+
+
+def stir(loaded: LoadedModel, seed: int = 0) -> LoadedModel:
+    """Adapters that do something: B is 0 at first."""
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in loaded.model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.2)
+    loaded.refresh()
+    return loaded
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("targets", [(), ("k_proj", "v_proj", "down_proj"), ("o_proj", "gate_proj")])
+@pytest.mark.parametrize("kind", FUSED)
+def test_low_rank_updates_are_added_as_their_modules_add_them(kind: str, targets: tuple[str, ...], dtype: str) -> None:
+    lora = LoraConfig(rank=3, alpha=5.0, targets=targets)
+    loaded = stir(make_loaded(kind, lora=lora, dtype=dtype))  # type: ignore[arg-type]
+    clone = shadow.shadow_of(loaded.causal)
+    flat = passes_of(clone, loaded)
+    assert isinstance(flat, FlatPasses)
+    ids_T = torch.arange(20) * 7 % VOCAB
+    found, expected = flat.whole(ids_T).float(), ModulePasses(clone, loaded, Turn()).whole(ids_T).float()
+    assert (found - expected).norm() <= (1e-5 if dtype == "float32" else 0.03) * expected.norm()
+    stir(loaded, seed=1)
+    assert flat.stale() == 2 * {0: 5, 3: 2, 2: 2}[len(targets)]
+    flat.refresh()
+    assert flat.stale() == 0 and not torch.allclose(flat.whole(ids_T).float(), found, atol=0.01)
+
+
+@pytest.mark.parametrize("change", ["merged", "disabled", "dropout"])
+def test_an_adapter_that_does_something_else_is_left_to_its_modules(change: str) -> None:
+    loaded = stir(make_loaded("llama", lora=LoraConfig(rank=2)))
+    model: Any = loaded.model
+    if change == "merged":
+        model.merge_adapter()
+    elif change == "disabled":
+        model.disable_adapter_layers()
+    else:
+        base: Any = loaded.causal.base_model
+        base.layers[0].mlp.up_proj.lora_dropout["default"] = torch.nn.Dropout(0.5)
+    assert isinstance(passes_of(shadow.shadow_of(loaded.causal), loaded), ModulePasses)
 
 
 @pytest.mark.parametrize("lora", [None, LoraConfig(rank=2)])
@@ -64,10 +112,10 @@ def test_flat_layers_compute_what_the_modules_do(kind: str, budget: int) -> None
 def test_flat_layers_in_bfloat16_are_as_near_to_float32_as_the_modules_are(kind: str, lora: LoraConfig | None) -> None:
     exact = make_loaded(kind, lora=lora)
     low = make_loaded(kind, lora=lora, dtype="bfloat16")
-    ids_T = torch.arange(20) * 7 % VOCAB
+    ids_T, places_1T = torch.arange(20) * 7 % VOCAB, torch.arange(20)[None]
     with torch.no_grad(), attention_scope(causal_kernel):
-        expected = exact.hidden(ids_T[None], torch.arange(20)[None])[0]
-        modules = low.hidden(ids_T[None], torch.arange(20)[None])[0].float()
+        expected = exact.head(exact.hidden(ids_T[None], places_1T))[0]
+        modules = low.head(low.hidden(ids_T[None], places_1T))[0].float()
     clone = shadow.shadow_of(low.causal)
     passes = passes_of(clone, low)
     assert isinstance(passes, FlatPasses)
@@ -100,6 +148,24 @@ def test_joined_weights_follow_an_update_and_say_when_they_have_not() -> None:
     assert passes.stale() == 0
     fresh = passes_of(shadow.shadow_of(low.causal), low)
     assert torch.equal(passes.whole(ids_T), fresh.whole(ids_T)) and not torch.equal(passes.whole(ids_T), before)
+
+
+def test_after_an_update_the_sampler_may_be_as_far_from_float32_as_the_trainer_is_and_no_further(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loaded = make_loaded("llama", dtype="bfloat16")
+    made = decoder.Decoder(loaded, Counters(), 1000)
+    made.refresh()
+    monkeypatch.setitem(decoder.SYNC_TOLERANCE, "bfloat16", 0.0)
+    made.refresh()  # two ways to round differ, and neither is wrong
+    with torch.no_grad():
+        for parameter in loaded.model.parameters():
+            parameter.mul_(1.1)
+    loaded.refresh()
+    monkeypatch.setattr(shadow, "refresh", lambda clone: None)
+    monkeypatch.setattr(shadow, "stale", lambda clone: 0)
+    with pytest.raises(LearningError, match="weights were not taken over"):
+        made.refresh()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

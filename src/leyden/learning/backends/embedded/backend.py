@@ -7,7 +7,6 @@ between two of its steps, the weights are no version at all: nothing is served u
 their place.
 """
 
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from leyden.base.records import FloatArray
 from leyden.learning.backends.base import Objective, UpdateReport
 from leyden.learning.backends.embedded import checkpoint, memory
 from leyden.learning.backends.embedded.chat import ChatFormat
+from leyden.learning.backends.embedded.joint import Turn
 from leyden.learning.backends.embedded.model import LoadedModel, load_model
 from leyden.learning.backends.embedded.sampler import PREFIX_BYTES, Sampler
 from leyden.learning.backends.embedded.server import EngineServer
@@ -45,11 +45,11 @@ class EmbeddedBackend:
         drain_timeout_s: float = 60.0,
         max_active: int = 64,
         loaded: LoadedModel | None = None,
-        turn: "threading.Lock | None" = None,
+        turn: Turn | None = None,
         prefix_bytes: int = PREFIX_BYTES,
     ) -> None:
         """`config.model` and `config.chat_template` are paths as they are; `loaded` is used instead of
-        loading one; `turn` is taken for each pass of the sampler."""
+        loading one; backends that share the machine share a `turn`."""
         check_parser(config.tool_parser)
         self.policy = policy
         self.version = version

@@ -4,12 +4,14 @@ Promises: hidden states equal those of the modules up to rounding; whether they 
 wrapped, and after each change of the weights by the sampler. Queries, keys and values come from one product over joined
 weights, rotations are products of complex numbers, nothing is padded to rows of equal length, and a pass that only
 fills the cache leaves out what no key depends on. Models of other families, and layers that compute something else
-than the probe expects, are not wrapped: `flat_model` says None and their own modules are used.
+than the probe expects, are not wrapped: `flat_model` says None and their own modules are used. Rows of one pass may
+have different low-rank updates over the same base; see `adapters`.
 
     T tokens of a pass, of any sequences   E hidden size   H query heads   K key-value heads   D head size
     P = H + K heads that are rotated   N = H + 2K heads of one product
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from leyden.learning.backends.embedded.adapters import LowRank, base_of, is_known, low_rank
 from leyden.learning.backends.embedded.attention import attention_scope, causal_kernel
 from leyden.learning.backends.embedded.model import LoadedModel
 from leyden.learning.backends.embedded.precision import LOW
@@ -41,12 +44,24 @@ class FlatAttention(Protocol):
         """out_THD, after `store` of the same layer."""
 
 
+Adapter = list[dict[str, LowRank]]
+"""The low-rank updates of a policy: for each layer those of its products, "qkv", "o", "gate", "up" and "down"."""
+Adapted = Sequence[tuple[slice, Adapter]]
+"""Which rows of a pass have which adapter."""
+
+
 @dataclass(slots=True)
 class _Layer:
+    """Parts of the layer of the clone; parameters are read from them at each pass."""
+
     module: Any
-    """The layer of the clone; parameters are read from it at each pass."""
+    qkv: tuple[Any, Any, Any]
     joined: JoinedLinear | None
-    """Queries, keys and values in one product, where they are plain linear layers."""
+    """`qkv` in one product, where they are bfloat16."""
+    o: Any
+    gate: Any
+    up: Any
+    down: Any
     scaling: float
     window: int | None
 
@@ -58,44 +73,59 @@ class FlatModel:
         """`seen` has what each attention layer asked its kernel for: scaling and window."""
         attention = base.layers[0].self_attn
         self._base = base
-        self._num_heads = attention.q_proj.out_features // attention.head_dim
-        self._num_kv_heads = attention.k_proj.out_features // attention.head_dim
         self._head_dim = int(attention.head_dim)
-        self._layers = [
-            _Layer(module, _join(module.self_attn), scaling, window)
-            for module, (scaling, window) in zip(base.layers, seen, strict=True)
-        ]
+        self._num_heads = base_of(attention.q_proj).out_features // self._head_dim
+        self._num_kv_heads = base_of(attention.k_proj).out_features // self._head_dim
         self._low = LOW if any(isinstance(m, ShadowLinear) for m in base.modules()) else torch.float32
+        self._layers = [
+            _layer_of(module, scaling, window) for module, (scaling, window) in zip(base.layers, seen, strict=True)
+        ]
+        self.adapter: Adapter = [_adapter_of(layer, self._low) for layer in self._layers]
 
     @property
     def windows(self) -> list[int | None]:
         """Of the layers."""
         return [layer.window for layer in self._layers]
 
+    @property
+    def embedding(self) -> Tensor:
+        """Shared by all models over one base, and by no others."""
+        weight: Tensor = self._base.embed_tokens.weight
+        return weight
+
     def refresh(self) -> None:
         """Take the weights that the source has now."""
-        for layer in self._layers:
-            if layer.joined is not None:
-                layer.joined.refresh()
+        for copied in self._copies():
+            copied.refresh()
 
     def stale(self) -> int:
-        """Joined layers whose copy was made before the last change of their sources."""
-        return sum(layer.joined is not None and layer.joined.is_stale() for layer in self._layers)
+        """Joined layers and updates whose copy was made before the last change of their sources."""
+        return sum(copied.is_stale() for copied in self._copies())
+
+    def _copies(self) -> list[JoinedLinear | LowRank]:
+        joined = [layer.joined for layer in self._layers if layer.joined is not None]
+        return [*joined, *(update for updates in self.adapter for update in updates.values())]
 
     def fill(self, ids_T: Tensor, positions_T: Tensor, attention: FlatAttention) -> None:
         """Store keys and values only: of the last layer nothing else is computed."""
         x_TE, turns_T1C = self._start(ids_T, positions_T)
-        last = len(self._layers) - 1
+        last, adapted = len(self._layers) - 1, self._own()
         for n in range(last):
-            self._layer(n, x_TE, turns_T1C, attention)
-        self._project(last, x_TE, turns_T1C, attention)
+            self._layer(n, x_TE, turns_T1C, attention, adapted)
+        self._project(last, x_TE, turns_T1C, attention, adapted)
 
-    def hidden(self, ids_T: Tensor, positions_T: Tensor, attention: FlatAttention) -> Tensor:
-        """Last hidden states (T, E) after the final norm, in the type of the linear layers."""
+    def hidden(
+        self, ids_T: Tensor, positions_T: Tensor, attention: FlatAttention, adapted: Adapted | None = None
+    ) -> Tensor:
+        """Last hidden states (T, E) after the final norm, in the type of the linear layers. `adapted`: rows and their
+        adapters, if not all have the model's own."""
         x_TE, turns_T1C = self._start(ids_T, positions_T)
         for n in range(len(self._layers)):
-            self._layer(n, x_TE, turns_T1C, attention)
+            self._layer(n, x_TE, turns_T1C, attention, self._own() if adapted is None else adapted)
         return self._norm(self._base.norm, x_TE)
+
+    def _own(self) -> Adapted:
+        return [(slice(None), self.adapter)]
 
     def _start(self, ids_T: Tensor, positions_T: Tensor) -> tuple[Tensor, Tensor]:
         """Embeddings (T, E), which the layers add to, and the rotation of each position (T, 1, D/2), complex."""
@@ -105,24 +135,27 @@ class FlatModel:
         turns_TC = torch.complex(cos_1TD[0, :, :half].float(), sin_1TD[0, :, :half].float())
         return x_TE, turns_TC[:, None]
 
-    def _layer(self, n: int, x_TE: Tensor, turns_T1C: Tensor, attention: FlatAttention) -> None:
+    def _layer(self, n: int, x_TE: Tensor, turns_T1C: Tensor, attention: FlatAttention, adapted: Adapted) -> None:
         """Add attention and MLP of a layer to `x_TE`."""
         layer = self._layers[n]
-        q_THD = self._project(n, x_TE, turns_T1C, attention)
-        out_THD = attention.attend(n, q_THD, layer.scaling, layer.window)
-        x_TE.add_(layer.module.self_attn.o_proj(out_THD.flatten(1)))
-        mlp = layer.module.mlp
+        q_THD = self._project(n, x_TE, turns_T1C, attention, adapted)
+        out_T = attention.attend(n, q_THD, layer.scaling, layer.window).flatten(1)
+        x_TE.add_(_adapt(layer.o(out_T), out_T, n, "o", adapted))
         inner_TE = self._norm(layer.module.post_attention_layernorm, x_TE)
-        x_TE.add_(mlp.down_proj(mlp.act_fn(mlp.gate_proj(inner_TE)).mul_(mlp.up_proj(inner_TE))))
+        gate_TI = _adapt(layer.gate(inner_TE), inner_TE, n, "gate", adapted)
+        up_TI = _adapt(layer.up(inner_TE), inner_TE, n, "up", adapted)
+        inner_TI = layer.module.mlp.act_fn(gate_TI).mul_(up_TI)
+        x_TE.add_(_adapt(layer.down(inner_TI), inner_TI, n, "down", adapted))
 
-    def _project(self, n: int, x_TE: Tensor, turns_T1C: Tensor, attention: FlatAttention) -> Tensor:
+    def _project(self, n: int, x_TE: Tensor, turns_T1C: Tensor, attention: FlatAttention, adapted: Adapted) -> Tensor:
         """Rotated queries (T, H, D); keys and values go to `attention`."""
         layer, own = self._layers[n], self._layers[n].module.self_attn
         inner_TE = self._norm(layer.module.input_layernorm, x_TE)
         if layer.joined is not None:
             all_T = layer.joined(inner_TE)
         else:
-            all_T = torch.cat([own.q_proj(inner_TE), own.k_proj(inner_TE), own.v_proj(inner_TE)], -1)
+            all_T = torch.cat([linear(inner_TE) for linear in layer.qkv], -1)
+        _adapt(all_T, inner_TE, n, "qkv", adapted)
         all_TND = all_T.view(len(all_T), -1, self._head_dim)
         num_turned = self._num_heads + self._num_kv_heads
         qk_TPD = all_TND[:, :num_turned].float()
@@ -160,6 +193,8 @@ def flat_model(causal: Any, loaded: LoadedModel) -> FlatModel | None:
         cos_1TD, _ = base.rotary_emb(expected_TE[None], position_ids=places_1T)
     if cos_1TD.shape[-1] != base.layers[0].self_attn.head_dim:
         return None  # only a part of each head is rotated
+    if not all(is_known(module) for module in base.modules()):
+        return None
     model = FlatModel(base, seen)
     found_TE = probe(model, ids_T)
     distance = float((found_TE.float() - expected_TE.float()).norm() / expected_TE.float().norm())
@@ -188,14 +223,37 @@ class _Alone:
         return out[0].transpose(0, 1)
 
 
-def _join(own: Any) -> JoinedLinear | None:
-    """Queries, keys and values of an attention layer as one product; see `_pairs`."""
-    parts = [own.q_proj, own.k_proj, own.v_proj]
-    if not all(type(part) is ShadowLinear for part in parts):
-        return None
-    num_turned = own.q_proj.out_features + own.k_proj.out_features
-    order = torch.arange(num_turned).view(-1, own.head_dim)[:, _pairs(own.head_dim)].flatten()
-    return JoinedLinear(parts, torch.cat([order, torch.arange(num_turned, num_turned + own.v_proj.out_features)]))
+def _layer_of(module: Any, scaling: float, window: int | None) -> _Layer:
+    own, mlp = module.self_attn, module.mlp
+    qkv = (base_of(own.q_proj), base_of(own.k_proj), base_of(own.v_proj))
+    joined = JoinedLinear(qkv, _order(own)) if all(type(part) is ShadowLinear for part in qkv) else None
+    o, gate, up, down = (base_of(part) for part in (own.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj))
+    return _Layer(module, qkv, joined, o, gate, up, down, scaling, window)
+
+
+def _adapter_of(layer: _Layer, dtype: torch.dtype) -> dict[str, LowRank]:
+    own, mlp = layer.module.self_attn, layer.module.mlp
+    order = _order(own) if layer.joined is not None else None
+    found = {"qkv": low_rank([own.q_proj, own.k_proj, own.v_proj], order, dtype)}
+    for name, linear in (("o", own.o_proj), ("gate", mlp.gate_proj), ("up", mlp.up_proj), ("down", mlp.down_proj)):
+        found[name] = low_rank([linear], None, dtype)
+    return {name: update for name, update in found.items() if update is not None}
+
+
+def _adapt(out_TO: Tensor, x_TI: Tensor, n: int, name: str, adapted: Adapted) -> Tensor:
+    """The product of a layer and, in place, what the adapter of each row adds to it."""
+    for rows, adapter in adapted:
+        update = adapter[n].get(name)
+        if update is not None:
+            update.add_to(out_TO[rows], x_TI[rows])
+    return out_TO
+
+
+def _order(own: Any) -> Tensor:
+    """Of the outputs of queries, keys and values in one product; see `_pairs`."""
+    q, k, v = (base_of(part).out_features for part in (own.q_proj, own.k_proj, own.v_proj))
+    turned = torch.arange(q + k).view(-1, own.head_dim)[:, _pairs(own.head_dim)].flatten()
+    return torch.cat([turned, torch.arange(q + k, q + k + v)])
 
 
 def _pairs(size: int) -> Tensor:

@@ -118,7 +118,7 @@ class LoadedModel:
         # threads of the process, so it stays off.
         scope = (
             torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False)
-            if self.dtype == "bfloat16"
+            if self.dtype == "bfloat16" and not precision.is_exact()
             else nullcontext()
         )
         with scope:

@@ -1,9 +1,10 @@
 """How the sampler computes: by the flat layers of a known family, or by the modules of any other.
 
-Promises: `fill` computes prompt tokens into the cache, `hidden` one new token of every slot, `whole` one sequence
-without a cache; both ways compute the same up to rounding. It does not know requests.
+Promises: `fill` computes prompt tokens into the cache, `logits` one new token of every slot, `whole` one sequence
+without a cache; both ways compute the same up to rounding. The first two take the turn (see `joint`). It does not know
+requests.
 
-    T tokens of a pass   R rows of one pass   Q new tokens per row   E hidden size
+    T tokens of a pass   R rows of one pass   Q new tokens per row   E hidden size   V vocabulary
 """
 
 import contextlib
@@ -20,14 +21,13 @@ from leyden.learning.backends.embedded.attention import attention_scope, causal_
 from leyden.learning.backends.embedded.cache import SlotCache, SlotKernel, Trunk
 from leyden.learning.backends.embedded.flat import DecodeAttention, FillAttention, Segment
 from leyden.learning.backends.embedded.flat_layers import FlatModel, flat_model, probe
+from leyden.learning.backends.embedded.joint import Step, Turn, num_rows, pad
 from leyden.learning.backends.embedded.model import LoadedModel
 
-ROW_STEPS = (1, 2, 4, 8)
 WIDTH_STEP = 16
 FLAT_STEP = 64
-"""Decode passes are padded to one of ROW_STEPS rows or a multiple of the last, prefill passes to a multiple of
-WIDTH_STEP tokens a row or of FLAT_STEP tokens in all: the CPU's matrix kernels are compiled anew for every number of
-rows they have not seen, which took half of the time (a compilation takes as long as 20 products)."""
+"""Prefill passes are padded to a multiple of WIDTH_STEP tokens a row or of FLAT_STEP tokens in all, for the reason of
+`joint.ROW_STEPS`; without it compilations took half of the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +55,16 @@ class Passes(Protocol):
     def fill(self, cache: SlotCache, prompts: Sequence[Prompt], budget: int) -> None:
         """Compute prompts into their slots, at most `budget` tokens at once; the slots are neighbours."""
 
-    def hidden(
+    def logits(
         self, cache: SlotCache, ids_B: np.ndarray, columns_B: np.ndarray, trunks: Sequence[Trunk | None]
     ) -> Tensor:
-        """Last hidden states (B, E) of the new tokens of slots 0..B-1, which stand at these columns; what comes behind
-        them is padding."""
+        """Logits (B, V) of the new tokens of slots 0..B-1, which stand at these columns."""
+
+    def expect(self, decodes: bool) -> None:
+        """Say whether `logits` is soon called, or called again."""
 
     def whole(self, ids_T: Tensor) -> Tensor:
-        """Last hidden states (T, E) of one sequence."""
+        """Logits (T, V) of one sequence."""
 
     def refresh(self) -> None:
         """The weights have changed, and the clone has taken them."""
@@ -71,17 +73,19 @@ class Passes(Protocol):
         """Layers that hold other weights than the clone."""
 
 
-def passes_of(causal: Any, loaded: LoadedModel) -> Passes:
+def passes_of(causal: Any, loaded: LoadedModel, turn: Turn | None = None) -> Passes:
     """The quickest way that computes what the model does; `causal` is the clone of it that the sampler reads."""
     flat = flat_model(causal, loaded)
-    return FlatPasses(flat, loaded) if flat is not None else ModulePasses(causal, loaded)
+    head = causal.get_output_embeddings()
+    turn = turn or Turn()
+    return FlatPasses(flat, head, loaded, turn) if flat is not None else ModulePasses(causal, loaded, turn)
 
 
 class FlatPasses:
     """By the layers of `flat_layers`."""
 
-    def __init__(self, model: FlatModel, loaded: LoadedModel) -> None:
-        self.model, self._device = model, loaded.device
+    def __init__(self, model: FlatModel, head: Any, loaded: LoadedModel, turn: Turn) -> None:
+        self.model, self._head, self._turn, self._device = model, head, turn, loaded.device
         windows = [window for window in model.windows if window is not None]
         # Only the CPU's kernel tells the sums of its softmax.
         self.knows_trunks = (
@@ -92,19 +96,23 @@ class FlatPasses:
         for segments, ids_T in _packed(prompts, budget):
             places_T = np.concatenate([np.arange(s.start, s.start + s.num) + s.above for s in segments])
             num = _up(len(ids_T), FLAT_STEP if len(ids_T) > FLAT_STEP else WIDTH_STEP)
-            self.model.fill(self._padded(ids_T, num), self._padded(places_T, num), FillAttention(cache, segments))
+            attention = FillAttention(cache, segments)
+            with self._turn.alone():
+                self.model.fill(self._padded(ids_T, num), self._padded(places_T, num), attention)
 
-    def hidden(
+    def logits(
         self, cache: SlotCache, ids_B: np.ndarray, columns_B: np.ndarray, trunks: Sequence[Trunk | None]
     ) -> Tensor:
-        num = _num_rows(len(columns_B))
-        cache.reserve(num, 0)
         places_B = columns_B + np.asarray([len(trunk) if trunk is not None else 0 for trunk in trunks])
-        attention = DecodeAttention(cache, _pad(columns_B, num), trunks)
-        return self.model.hidden(self._padded(ids_B, num), self._padded(places_B, num), attention)
+        attention = DecodeAttention(cache, columns_B, trunks)
+        return self._turn.logits(Step(self, self.model, self._head, ids_B, places_B, attention))
+
+    def expect(self, decodes: bool) -> None:
+        self._turn.expect(self, decodes)
 
     def whole(self, ids_T: Tensor) -> Tensor:
-        return probe(self.model, ids_T)
+        logits_TV: Tensor = self._head(probe(self.model, ids_T))
+        return logits_TV
 
     def refresh(self) -> None:
         self.model.refresh()
@@ -113,7 +121,7 @@ class FlatPasses:
         return self.model.stale()
 
     def _padded(self, values: np.ndarray, num: int) -> Tensor:
-        return torch.from_numpy(_pad(values, num)).to(self._device)
+        return torch.from_numpy(pad(values, num)).to(self._device)
 
 
 class ModulePasses:
@@ -121,8 +129,8 @@ class ModulePasses:
 
     knows_trunks = False
 
-    def __init__(self, causal: Any, loaded: LoadedModel) -> None:
-        self._causal, self._device = causal, loaded.device
+    def __init__(self, causal: Any, loaded: LoadedModel, turn: Turn) -> None:
+        self._causal, self._turn, self._device = causal, turn, loaded.device
         self._compute = loaded.compute if shadow.needs_autocast(loaded.causal) else contextlib.nullcontext
 
     def fill(self, cache: SlotCache, prompts: Sequence[Prompt], budget: int) -> None:
@@ -150,16 +158,20 @@ class ModulePasses:
             # A padded query needs at least one column that it sees: without one its softmax would be 0 / 0.
             positions_RQ[r, n:] = max(0, start + n - 1)
         cache.reserve(0, behind + 1)
-        self._pass(cache, rows[0].slot, ids_RQ, positions_RQ, columns_RQ)
+        with self._turn.alone():
+            self._pass(cache, rows[0].slot, ids_RQ, positions_RQ, columns_RQ)
 
-    def hidden(
+    def logits(
         self, cache: SlotCache, ids_B: np.ndarray, columns_B: np.ndarray, trunks: Sequence[Trunk | None]
     ) -> Tensor:
         # Rows beyond the active ones write to slots that nobody has, and are not looked at.
-        num = _num_rows(len(ids_B))
+        num = num_rows(len(ids_B))
         cache.reserve(num, 0)
-        places_B1 = _pad(columns_B, num)[:, None]
-        return self._pass(cache, 0, _pad(ids_B, num)[:, None], places_B1, places_B1)[:, 0]
+        places_B1 = pad(columns_B, num)[:, None]
+        with self._turn.alone():
+            hidden_BE = self._pass(cache, 0, pad(ids_B, num)[:, None], places_B1, places_B1)[:, 0]
+            logits_BV: Tensor = self._causal.get_output_embeddings()(hidden_BE)
+        return logits_BV[: len(ids_B)]
 
     def _pass(
         self, cache: SlotCache, first: int, ids_RQ: np.ndarray, positions_RQ: np.ndarray, columns_RQ: np.ndarray
@@ -172,13 +184,17 @@ class ModulePasses:
             ).last_hidden_state
         return hidden_RQE
 
+    def expect(self, decodes: bool) -> None:
+        """Nothing to do: nobody computes with these passes."""
+
     def whole(self, ids_T: Tensor) -> Tensor:
         positions_1T = torch.arange(len(ids_T), device=ids_T.device)[None]
         with torch.no_grad(), self._compute(), attention_scope(causal_kernel):
             hidden_1TE: Tensor = self._causal.base_model(
                 input_ids=ids_T[None], position_ids=positions_1T, use_cache=False
             ).last_hidden_state
-        return hidden_1TE[0]
+        logits_TV: Tensor = self._causal.get_output_embeddings()(hidden_1TE[0])
+        return logits_TV
 
     def refresh(self) -> None:
         """Nothing to do: the clone is what is read."""
@@ -190,17 +206,6 @@ class ModulePasses:
 def _up(number: int, step: int) -> int:
     """`number` rounded up to a multiple of `step`."""
     return -(-number // step) * step
-
-
-def _num_rows(number: int) -> int:
-    return next((step for step in ROW_STEPS if number <= step), _up(number, ROW_STEPS[-1]))
-
-
-def _pad(values: np.ndarray, num: int) -> np.ndarray:
-    """Behind the values zeros, `num` in all."""
-    out = np.zeros(num, np.int64)
-    out[: len(values)] = values
-    return out
 
 
 def _packed(prompts: Sequence[Prompt], budget: int) -> Iterator[tuple[list[Segment], np.ndarray]]:

@@ -15,7 +15,9 @@ threads of a process: a sampler without gradients could hand its copies to a tra
     I inputs   O outputs   V rows of an embedding   E hidden size
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -23,6 +25,25 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 LOW = torch.bfloat16
+
+_exact: ContextVar[bool] = ContextVar("leyden_exact", default=False)
+
+
+@contextmanager
+def exact_scope() -> Iterator[None]:
+    """Inside, in this thread, linear layers compute in float32 with the masters: what bfloat16 is measured against.
+    No gradient passes."""
+    token = _exact.set(True)
+    try:
+        yield
+    finally:
+        _exact.reset(token)
+
+
+def is_exact() -> bool:
+    """Whether the caller is inside `exact_scope`."""
+    return _exact.get()
+
 
 _spare = WeakTensorKeyDictionary()
 """Memory of the last gradient of a master whose `.grad` is None: the next is written there, not added to zeros."""
@@ -125,6 +146,8 @@ class LowLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
         """(..., in_features) -> (..., out_features) in bfloat16."""
+        if _exact.get():
+            return nn.functional.linear(input.float(), self.weight, self.bias)
         low_OI = self.low_weight()
         if not torch.is_grad_enabled():
             bias = None if self.bias is None else self.bias.to(LOW)
@@ -192,8 +215,10 @@ __all__ = [
     "MasterEmbedding",
     "clear_gradients",
     "complete_gradients",
+    "exact_scope",
     "gradient_of",
     "into_grad",
+    "is_exact",
     "lower",
     "refresh",
 ]

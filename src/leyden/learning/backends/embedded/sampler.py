@@ -25,6 +25,7 @@ from leyden.base.records import IntArray
 from leyden.learning.backends.embedded.cache import PrefixStore
 from leyden.learning.backends.embedded.decoder import Decoder, RunningSequence
 from leyden.learning.backends.embedded.draw import Draw
+from leyden.learning.backends.embedded.joint import Turn
 from leyden.learning.backends.embedded.model import LoadedModel
 from leyden.learning.backends.embedded.requests import Counters, Delta, SamplingRequest, Sink, Ticket
 from leyden.learning.backends.embedded.stopping import TextStream
@@ -57,16 +58,16 @@ class Sampler:
         max_active: int = 64,
         max_waiting: int = 4096,
         prefix_bytes: int = PREFIX_BYTES,
-        turn: "threading.Lock | None" = None,
+        turn: Turn | None = None,
     ) -> None:
-        """`turn` is held during each forward pass; samplers that share the machine share it."""
+        """Samplers that share the machine share the `turn`."""
         self.loaded = loaded
         self.version = version
         self.counters = Counters()
         self.max_active, self.max_waiting = max_active, max_waiting
-        self._turn = turn or threading.Lock()
+        self._turn = turn or Turn()
         self._rng = random.Random(seed)
-        self._decoder = Decoder(loaded, self.counters, prefix_bytes)
+        self._decoder = Decoder(loaded, self.counters, prefix_bytes, self._turn)
         self._waiting: deque[RunningSequence] = deque()
         self._changed = threading.Condition()
         self._want_pause = self._paused = self._abort_all = self._closing = False
@@ -198,8 +199,7 @@ class Sampler:
                     if not self._want_pause:
                         self._admit()
                     if self._active:
-                        with self._turn:
-                            tokens, logprobs = self._decoder.step()
+                        tokens, logprobs = self._decoder.step()
                         # From the highest slot down: ending a sequence moves the last one into its place.
                         for slot in range(len(tokens) - 1, -1, -1):
                             self._take(slot, tokens[slot], logprobs[slot])
@@ -210,12 +210,14 @@ class Sampler:
                 reason = LearningError(f"the sampler has stopped: {self._failure or 'closed'}")
                 stopped = [*self._active, *self._waiting]
                 self._decoder.active, self._waiting = [], deque()
+                self._decoder.announce()
                 self._closing = True
                 self._changed.notify_all()
             for sequence in stopped:
                 sequence.sink(Delta(choice=sequence.choice, error=reason))
 
     def _wait_for_work(self) -> bool:
+        self._decoder.announce()
         with self._changed:
             while not self._closing:
                 if self._active or (self._waiting and not self._want_pause):
@@ -266,8 +268,7 @@ class Sampler:
             room = self.max_active - len(self._active)
             taken = [self._waiting.popleft() for _ in range(min(room, len(self._waiting)))]
         if taken:
-            with self._turn:
-                self._decoder.admit(taken)
+            self._decoder.admit(taken)
 
     def _take(self, slot: int, token: int, logprob: float) -> None:
         """Give a sequence its new token, and end it if that is the end."""

@@ -3,12 +3,11 @@
 Promises: policies that leave their base as it is (a LoRA update, or nothing trained at all) and name the same model and
 type share every parameter of it, bfloat16 copies and what the sampler packs of them included; each has a module tree of
 its own with its own adapter, so trainer, checkpoint and sampler of one know nothing of the others. A policy whose
-weights are all trained has a model of its own. The samplers take turns: one forward pass runs at a time, over the rows
-of one policy, and reads that policy's adapter only.
+weights are all trained has a model of its own. One forward pass runs at a time; decode steps of policies with one base
+are one pass, in which each row reads the adapter of its policy.
 """
 
 import copy
-import threading
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ from transformers import PreTrainedModel
 
 from leyden.base.config import LearnConfig, PolicyConfig
 from leyden.learning.backends.embedded.backend import EmbeddedBackend
+from leyden.learning.backends.embedded.joint import Turn
 from leyden.learning.backends.embedded.model import LoadedModel, load_model, load_tokenizer, wrap
 from leyden.learning.backends.embedded.sampler import PREFIX_BYTES
 from leyden.learning.backends.embedded.source import read_template
@@ -31,7 +31,7 @@ def backends_of(
     All of them want the same key.
     """
     loaded = load_together(policies, seed=seed)
-    turn = threading.Lock()
+    turn = Turn()
     made: dict[str, EmbeddedBackend] = {}
     try:
         for name, settings in policies.items():
