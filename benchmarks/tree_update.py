@@ -1,11 +1,11 @@
 """Time and memory of one update (forward and backward) by layout, on the shapes of SmolLM2-135M in bfloat16.
 
-    python benchmarks/tree_update.py [--quick] [--model FOLDER] [--repeats 3] [--shapes 1,2,3]
+    python benchmarks/tree_update.py [--quick] [--model FOLDER] [--repeats 3] [--shapes 1,2,3,4]
 
 Layouts: rows padded to the longest, rows packed, rows merged by linear prefix (`peers/linear_prefix.py`: the rule of
 Agent Lightning), the tree, and the tree depth first under an eighth of the token budget. Shapes: (1) a GRPO group, (2)
-agents of 20 turns, (3) agents that ask a sub-agent in between and whose history is compacted after three turns. Each
-has the calls of one task's group, as the gateway records them.
+agents of 20 turns, (3) agents that ask a sub-agent in between and whose history is compacted after three turns, each
+with the calls of one task's group, as the gateway records them; (4) four groups of the first shape, as a step has them.
 
 Random weights are used unless a model is given; the time does not depend on their values. Layouts are timed in turn,
 repetition by repetition, so that a change in the load of the machine meets all of them; medians are reported, of wall
@@ -151,11 +151,13 @@ def shapes_of(quick: bool) -> dict[str, list[list[Call]]]:
             "GRPO: G=4 P=160 R=40": group(texts, 4, 160, 40),
             "agents: G=2 P=200 and 20 turns of 8 + 8": agents(texts, 2, 200, 20, 8, 8),
             "compaction and sub-agents: G=2": compacting_agents(texts, 2),
+            "a step of 2 groups: G=4 P=160 R=40": [one for _ in range(2) for one in group(texts, 4, 160, 40)],
         }
     return {
         "GRPO: G=8 P=256 R=48": group(texts, 8, 256, 48),
         "agents: G=3 P=400 and 20 turns of 12 + 12": agents(texts, 3, 400, 20, 12, 12),
         "compaction and sub-agents: G=3": compacting_agents(texts, 3),
+        "a step of 4 groups: G=8 P=256 R=48": [one for _ in range(4) for one in group(texts, 8, 256, 48)],
     }
 
 
@@ -339,7 +341,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="smaller groups, 1 repetition")
     parser.add_argument("--model", type=Path, help="folder of a model with the vocabulary of SmolLM2")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--shapes", default="1,2,3", help="numbers of the shapes to run")
+    parser.add_argument("--shapes", default="1,2,3,4", help="numbers of the shapes to run")
     options = parser.parse_args(arguments)
     loaded = load_model(options.model) if options.model else random_smollm2()
     repeats = 1 if options.quick else options.repeats
