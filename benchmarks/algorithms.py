@@ -13,6 +13,9 @@ a control first: the same tasks in the same order at a learning rate that change
 tasks of the second half of the steps earn more than the control's, task by task, by more than three standard errors.
 `--out` keeps the runs; what is there already is not run again.
 
+Seeds are independent, so an algorithm's rises are also judged together, by the same number of standard errors of their
+mean.
+
 `dr_grpo+stale2` is Dr. GRPO with `learn.max_staleness = 2`, at as many rollouts. The last line is JSON.
 """
 
@@ -133,6 +136,13 @@ def judged_by_task(config: Path, made: Path, control: Path) -> dict[str, Any]:
     }
 
 
+def judged_together(rows: Sequence[dict[str, Any]], num_errors: float) -> dict[str, Any]:
+    """The mean rise of the seeds, its standard error, and whether it is more than chance."""
+    rise = statistics.mean(row["last"] - row["first"] for row in rows)
+    error = sum(row["standard_error"] ** 2 for row in rows) ** 0.5 / len(rows)
+    return {"rise": round(rise, 3), "standard_error": round(error, 4), "learned": rise > num_errors * error}
+
+
 def stripped(config: Path) -> Path:
     """A copy of a configuration beside it, without [sft] and holdout."""
     text = re.sub(r"(?ms)^\[sft\]\n.*?(?=^\[)", "", config.read_text(encoding="utf-8"))
@@ -182,8 +192,14 @@ def main() -> None:
                     f"(standard error {row['standard_error']:.3f}) {said}, {row['seconds']} s",
                     flush=True,
                 )
-    all_learned = {name: all(row["learned"] for row in rows) for name, rows in results.items()}
-    print(json.dumps({"num_learned": sum(all_learned.values()), "num_algorithms": len(names), "results": results}))
+    together = {name: judged_together(rows, 3 if given else 4) for name, rows in results.items()}
+    for name, row in together.items():
+        said = "learned" if row["learned"] else "NOT separable"
+        print(f"{name:22} {len(seeds)} seeds: +{row['rise']:.3f} (standard error {row['standard_error']:.3f}) {said}")
+    num_learned = sum(row["learned"] for row in together.values())
+    print(
+        json.dumps({"num_learned": num_learned, "num_algorithms": len(names), "together": together, "results": results})
+    )
 
 
 if __name__ == "__main__":
