@@ -202,6 +202,12 @@ def test_sources_are_ascii() -> None:
     assert foreign == []
 
 
+def test_nothing_waits_in_a_way_that_can_lose_a_cancellation() -> None:
+    # In Python 3.11 `asyncio.wait_for` gives the result if it comes together with the cancellation.
+    found = [str(path) for path in OURS if "asyncio.wait_for(" in path.read_text(encoding="utf-8")]
+    assert found == [], "use `async with asyncio.timeout(...)`"
+
+
 def test_the_light_rooms_need_no_torch() -> None:
     done = run_python(BLOCKER + f"import importlib\nfor name in {LIGHT!r}: importlib.import_module(name)")
     assert done.returncode == 0, done.stderr

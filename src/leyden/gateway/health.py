@@ -157,7 +157,8 @@ async def readiness(gateway: "Gateway") -> tuple[bool, dict[str, Any]]:
     reasons: list[str] = []
     try:
         job = aio.write(gateway.store, lambda connection: ledger.touch(connection, "gateway.ready"))
-        await asyncio.wait_for(job, CHECK_TIMEOUT_S)
+        async with asyncio.timeout(CHECK_TIMEOUT_S):
+            await job
     except TimeoutError:
         reasons.append(f"the store did not commit within {CHECK_TIMEOUT_S:g} s")
     except LeydenError as error:

@@ -334,7 +334,8 @@ class _Worker:
     async def _line(self, timeout_s: float, what: str) -> bytes:
         assert self._process.stdout is not None
         try:
-            line = await asyncio.wait_for(self._process.stdout.readline(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                line = await self._process.stdout.readline()
         except TimeoutError:
             raise VerifierError(
                 f"verifier {self._name!r} did not {what} within {timeout_s:g} s and was ended; "

@@ -376,7 +376,8 @@ async def _accepts(gateway_url: str) -> bool:
     parts = urlsplit(gateway_url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
-        _, writer = await asyncio.wait_for(asyncio.open_connection(parts.hostname, port), PROBE_S)
+        async with asyncio.timeout(PROBE_S):
+            _, writer = await asyncio.open_connection(parts.hostname, port)
     except (OSError, TimeoutError):
         return False
     writer.close()

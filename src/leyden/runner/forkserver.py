@@ -43,21 +43,6 @@ SWEEP_S = 2.0
 """Longest wait for killed descendants to vanish; the kernel needs a few milliseconds."""
 ORPHAN_CHECK_S = 2.0
 """How often the server looks whether its runner is still its parent, should the socket be held open."""
-WARM = {
-    "openai": (
-        "openai.resources.chat.completions",
-        "openai.lib.streaming.chat",
-        "anyio.streams.tls",
-        "h11",
-        "httpcore",
-        "httpcore2",
-        "jiter",
-        "truststore",
-    ),
-    "anthropic": ("anthropic.resources.messages", "anyio.streams.tls", "h11", "httpcore", "jiter"),
-}
-"""What these libraries import when the first client is made and the first call is sent: 100 ms per attempt.
-Which of them exist depends on their versions."""
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -125,10 +110,8 @@ class Server:
                 importlib.import_module(module)
             except BaseException:  # noqa: BLE001 - anything an import can raise is the answer
                 return f"importing {module!r} failed: {traceback.format_exc().strip().splitlines()[-1]}"
-        for module in self._options["preload"]:
-            for lazy in WARM.get(module, ()):
-                with contextlib.suppress(ImportError):
-                    importlib.import_module(lazy)
+        if self._options["preload"]:
+            _warm(self._options["preload"])
         if os.path.isdir("/proc/self/task") and len(os.listdir("/proc/self/task")) > 1:
             modules = self._options["preload"]
             return f"one of {modules} starts threads when it is imported, which a fork cannot keep"
@@ -286,6 +269,16 @@ class Server:
             os.waitpid(pid, 0)
         self._pids.clear()
         self._sweep()
+
+
+def _warm(modules: list[str]) -> None:
+    """See `warm.py`: the folder of this file is not on the path of a harness, so it is read from where it is."""
+    namespace = {"__name__": "_warm"}
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "warm.py")
+    with open(path, "rb") as file:
+        exec(compile(file.read(), path, "exec", dont_inherit=True), namespace)
+    warm: Any = namespace["warm"]
+    warm(modules)
 
 
 def run_file(request: dict[str, Any]) -> NoReturn:

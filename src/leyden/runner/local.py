@@ -130,7 +130,8 @@ class LocalLauncher:
             sending = asyncio.ensure_future(asyncio.to_thread(server.send, request, (out_w, err_w)))
             try:
                 await asyncio.shield(sending)
-                return await asyncio.wait_for(asyncio.shield(started), READY_S)
+                async with asyncio.timeout(READY_S):  # wait_for of Python 3.11 can lose a cancellation
+                    return await asyncio.shield(started)
             except asyncio.CancelledError:
                 await asyncio.wait([sending])
                 await asyncio.wait([started], timeout=READY_S)
@@ -205,7 +206,8 @@ class _Server:
         ready = server.expect("ready", "")
         server._reading = asyncio.create_task(server._read(reader))
         try:
-            error = (await asyncio.wait_for(ready, READY_S)).get("error")
+            async with asyncio.timeout(READY_S):
+                error = (await ready).get("error")
         except TimeoutError:
             error = f"not ready after {READY_S:.0f} s"
         except asyncio.CancelledError:

@@ -31,7 +31,8 @@ async def read(store: Store, query: Callable[[Connection], T]) -> T:
 async def watch(store: Store, topic: str, after: int, timeout_s: float) -> int:
     """`store.watch` without a thread per waiter: thousands of tasks may wait at once."""
     try:
-        return await asyncio.wait_for(asyncio.wrap_future(store.subscribe(topic, after)), timeout_s)
+        async with asyncio.timeout(timeout_s):
+            return await asyncio.wrap_future(store.subscribe(topic, after))
     except TimeoutError:
         return after
 
