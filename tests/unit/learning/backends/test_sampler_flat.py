@@ -11,7 +11,7 @@ from tests.unit.learning.backends.test_sampler import ask, close
 from tests.unit.learning.backends.tiny import VOCAB, make_loaded
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import MistralConfig
+from transformers import Gemma3TextConfig, MistralConfig, Olmo2Config
 
 from leyden.base.config import LoraConfig
 from leyden.base.errors import LearningError
@@ -25,12 +25,15 @@ from leyden.learning.backends.embedded.passes import FlatPasses, ModulePasses, P
 from leyden.learning.backends.embedded.requests import Counters
 from leyden.learning.backends.embedded.sampler import Sampler
 
-FUSED = ("llama", "qwen2", "qwen3", "mistral")
+FLAT = ("llama", "qwen2", "qwen3", "mistral", "gemma", "gemma3")
 
 
 @pytest.fixture(autouse=True)
 def _a_window_that_is_met(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(tiny.CONFIGS, "mistral", lambda **values: MistralConfig(**values, sliding_window=6))
+    kinds = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 6, "query_pre_attn_scalar": 8}
+    monkeypatch.setitem(tiny.CONFIGS, "gemma3", lambda **values: Gemma3TextConfig(**values, **kinds))
+    monkeypatch.setitem(tiny.CONFIGS, "olmo2", Olmo2Config)
 
 
 def logits_by(passes: Passes, sequences: Sequence[np.ndarray], budget: int) -> list[Tensor]:
@@ -48,7 +51,7 @@ def logits_by(passes: Passes, sequences: Sequence[np.ndarray], budget: int) -> l
 
 
 @pytest.mark.parametrize("budget", [7, 2048])
-@pytest.mark.parametrize("kind", FUSED)
+@pytest.mark.parametrize("kind", FLAT)
 def test_flat_layers_compute_what_the_modules_do(kind: str, budget: int) -> None:
     loaded = make_loaded(kind)
     clone = shadow.shadow_of(loaded.causal)
@@ -77,7 +80,7 @@ def stir(loaded: LoadedModel, seed: int = 0) -> LoadedModel:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("targets", [(), ("k_proj", "v_proj", "down_proj"), ("o_proj", "gate_proj")])
-@pytest.mark.parametrize("kind", FUSED)
+@pytest.mark.parametrize("kind", FLAT)
 def test_low_rank_updates_are_added_as_their_modules_add_them(kind: str, targets: tuple[str, ...], dtype: str) -> None:
     lora = LoraConfig(rank=3, alpha=5.0, targets=targets)
     loaded = stir(make_loaded(kind, lora=lora, dtype=dtype))  # type: ignore[arg-type]
@@ -108,7 +111,7 @@ def test_an_adapter_that_does_something_else_is_left_to_its_modules(change: str)
 
 
 @pytest.mark.parametrize("lora", [None, LoraConfig(rank=2)])
-@pytest.mark.parametrize("kind", FUSED)
+@pytest.mark.parametrize("kind", FLAT)
 def test_flat_layers_in_bfloat16_are_as_near_to_float32_as_the_modules_are(kind: str, lora: LoraConfig | None) -> None:
     exact = make_loaded(kind, lora=lora)
     low = make_loaded(kind, lora=lora, dtype="bfloat16")
@@ -123,9 +126,9 @@ def test_flat_layers_in_bfloat16_are_as_near_to_float32_as_the_modules_are(kind:
     assert error <= 1.5 * (modules - expected).norm()
 
 
-def test_a_family_that_has_no_flat_layers_and_a_layer_that_is_changed_use_their_own_modules() -> None:
-    gemma = make_loaded("gemma")
-    assert isinstance(passes_of(shadow.shadow_of(gemma.causal), gemma), ModulePasses)
+def test_layers_of_another_shape_and_a_layer_that_is_changed_use_their_own_modules() -> None:
+    olmo = make_loaded("olmo2")  # its norms come behind attention and MLP only
+    assert isinstance(passes_of(shadow.shadow_of(olmo.causal), olmo), ModulePasses)
     llama = make_loaded("llama")
     layer: Any = llama.causal.base_model.layers[1]  # type: ignore[index]
     usual = layer.mlp.forward
@@ -206,7 +209,7 @@ def reference(loaded: LoadedModel, prompt: Sequence[int], ids: Sequence[int]) ->
     return [float(logp_TV[len(prompt) - 1 + i, token]) for i, token in enumerate(ids)]
 
 
-@pytest.mark.parametrize("kind", ["llama", "mistral", "gemma"])
+@pytest.mark.parametrize("kind", ["llama", "mistral", "gemma3", "olmo2"])
 def test_turns_of_agents_that_share_a_prompt_are_scored_as_by_the_trainer(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,16 +1,17 @@
-"""The layers of well-known families over flat tokens, in fewer operations than their modules take.
+"""Decoder layers of the usual shape over flat tokens, in fewer operations than their modules take.
 
 Promises: hidden states equal those of the modules up to rounding; whether they do is tried on a probe when the model is
 wrapped, and after each change of the weights by the sampler. Queries, keys and values come from one product over joined
 weights, rotations are products of complex numbers, nothing is padded to rows of equal length, and a pass that only
-fills the cache leaves out what no key depends on. Models of other families, and layers that compute something else
-than the probe expects, are not wrapped: `flat_model` says None and their own modules are used. Rows of one pass may
-have different low-rank updates over the same base; see `adapters`.
+fills the cache leaves out what no key depends on. Models with other layers (see `anatomy`), or that compute something
+else than the probe expects, are not wrapped: `flat_model` says None and their own modules are used. Rows of one pass
+may have different low-rank updates over the same base; see `adapters`.
 
     T tokens of a pass, of any sequences   E hidden size   H query heads   K key-value heads   D head size
     P = H + K heads that are rotated   N = H + 2K heads of one product
 """
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -20,14 +21,12 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from leyden.learning.backends.embedded.adapters import LowRank, base_of, is_known, low_rank
+from leyden.learning.backends.embedded.anatomy import Anatomy, Norm, anatomy_of, norm_of
 from leyden.learning.backends.embedded.attention import attention_scope, causal_kernel
 from leyden.learning.backends.embedded.model import LoadedModel
 from leyden.learning.backends.embedded.precision import LOW
 from leyden.learning.backends.embedded.rowwise import reciprocal_rms
 from leyden.learning.backends.embedded.shadow import JoinedLinear, ShadowLinear
-
-FAMILIES = ("LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model")
-"""Names of the transformers models whose layers are: norm, attention, add, norm, gated MLP, add."""
 
 PROBE_TOLERANCE = {LOW: 0.05, torch.float32: 1e-3}
 """Largest distance of the hidden states of modules and layers here, relative to their norm, by the type of the
@@ -46,6 +45,8 @@ class FlatAttention(Protocol):
 
 Adapter = list[dict[str, LowRank]]
 """The low-rank updates of a policy: for each layer those of its products, "qkv", "o", "gate", "up" and "down"."""
+Turns = dict[str | None, Tensor]
+"""The rotation of each position (T, 1, D/2), complex, by the kind of layer."""
 Adapted = Sequence[tuple[slice, Adapter]]
 """Which rows of a pass have which adapter."""
 
@@ -55,6 +56,9 @@ class _Layer:
     """Parts of the layer of the clone; parameters are read from them at each pass."""
 
     module: Any
+    about: Anatomy
+    turns: str | None
+    """Which rotation, where layers have different ones."""
     qkv: tuple[Any, Any, Any]
     joined: JoinedLinear | None
     """`qkv` in one product, where they are bfloat16."""
@@ -62,30 +66,27 @@ class _Layer:
     gate: Any
     up: Any
     down: Any
-    scaling: float
-    window: int | None
 
 
 class FlatModel:
     """The base model of a clone (see `shadow`) without its head. Reads its parameters at each pass."""
 
-    def __init__(self, base: Any, seen: list[tuple[float, int | None]]) -> None:
-        """`seen` has what each attention layer asked its kernel for: scaling and window."""
+    def __init__(self, base: Any, norm: Norm, found: Sequence[Anatomy]) -> None:
+        """`norm` is the last one, `found` the layers."""
         attention = base.layers[0].self_attn
-        self._base = base
+        self._base, self._last_norm = base, norm
         self._head_dim = int(attention.head_dim)
         self._num_heads = base_of(attention.q_proj).out_features // self._head_dim
         self._num_kv_heads = base_of(attention.k_proj).out_features // self._head_dim
         self._low = LOW if any(isinstance(m, ShadowLinear) for m in base.modules()) else torch.float32
-        self._layers = [
-            _layer_of(module, scaling, window) for module, (scaling, window) in zip(base.layers, seen, strict=True)
-        ]
+        turns = _turns_of(base)
+        self._layers = [_layer_of(*one) for one in zip(base.layers, found, turns, strict=True)]
         self.adapter: Adapter = [_adapter_of(layer, self._low) for layer in self._layers]
 
     @property
     def windows(self) -> list[int | None]:
         """Of the layers."""
-        return [layer.window for layer in self._layers]
+        return [layer.about.window for layer in self._layers]
 
     @property
     def embedding(self) -> Tensor:
@@ -108,49 +109,55 @@ class FlatModel:
 
     def fill(self, ids_T: Tensor, positions_T: Tensor, attention: FlatAttention) -> None:
         """Store keys and values only: of the last layer nothing else is computed."""
-        x_TE, turns_T1C = self._start(ids_T, positions_T)
+        x_TE, turns = self._start(ids_T, positions_T)
         last, adapted = len(self._layers) - 1, self._own()
         for n in range(last):
-            self._layer(n, x_TE, turns_T1C, attention, adapted)
-        self._project(last, x_TE, turns_T1C, attention, adapted)
+            self._layer(n, x_TE, turns, attention, adapted)
+        self._project(last, x_TE, turns, attention, adapted)
 
     def hidden(
         self, ids_T: Tensor, positions_T: Tensor, attention: FlatAttention, adapted: Adapted | None = None
     ) -> Tensor:
         """Last hidden states (T, E) after the final norm, in the type of the linear layers. `adapted`: rows and their
         adapters, if not all have the model's own."""
-        x_TE, turns_T1C = self._start(ids_T, positions_T)
+        x_TE, turns = self._start(ids_T, positions_T)
         for n in range(len(self._layers)):
-            self._layer(n, x_TE, turns_T1C, attention, self._own() if adapted is None else adapted)
-        return self._norm(self._base.norm, x_TE)
+            self._layer(n, x_TE, turns, attention, self._own() if adapted is None else adapted)
+        return self._last_norm.of(x_TE).to(self._low)
 
     def _own(self) -> Adapted:
         return [(slice(None), self.adapter)]
 
-    def _start(self, ids_T: Tensor, positions_T: Tensor) -> tuple[Tensor, Tensor]:
-        """Embeddings (T, E), which the layers add to, and the rotation of each position (T, 1, D/2), complex."""
+    def _start(self, ids_T: Tensor, positions_T: Tensor) -> tuple[Tensor, Turns]:
+        """Embeddings (T, E), which the layers add to, and the rotations of each position."""
         x_TE: Tensor = self._base.embed_tokens(ids_T)
-        cos_1TD, sin_1TD = self._base.rotary_emb(x_TE[None], position_ids=positions_T[None])
-        half = self._head_dim // 2
-        turns_TC = torch.complex(cos_1TD[0, :, :half].float(), sin_1TD[0, :, :half].float())
-        return x_TE, turns_TC[:, None]
+        turns = {}
+        for kind in {layer.turns for layer in self._layers}:
+            named = {} if kind is None else {"layer_type": kind}
+            cos_1TD, sin_1TD = self._base.rotary_emb(x_TE[None], position_ids=positions_T[None], **named)
+            half = self._head_dim // 2
+            turns_TC = torch.complex(cos_1TD[0, :, :half].float(), sin_1TD[0, :, :half].float())
+            turns[kind] = turns_TC[:, None]
+        return x_TE, turns
 
-    def _layer(self, n: int, x_TE: Tensor, turns_T1C: Tensor, attention: FlatAttention, adapted: Adapted) -> None:
+    def _layer(self, n: int, x_TE: Tensor, turns: Turns, attention: FlatAttention, adapted: Adapted) -> None:
         """Add attention and MLP of a layer to `x_TE`."""
-        layer = self._layers[n]
-        q_THD = self._project(n, x_TE, turns_T1C, attention, adapted)
-        out_T = attention.attend(n, q_THD, layer.scaling, layer.window).flatten(1)
-        x_TE.add_(_adapt(layer.o(out_T), out_T, n, "o", adapted))
-        inner_TE = self._norm(layer.module.post_attention_layernorm, x_TE)
+        layer, about = self._layers[n], self._layers[n].about
+        q_THD = self._project(n, x_TE, turns, attention, adapted)
+        out_T = attention.attend(n, q_THD, about.scaling, about.window).flatten(1)
+        branch_TE = _adapt(layer.o(out_T), out_T, n, "o", adapted)
+        x_TE.add_(about.after[0].of(branch_TE.float()) if about.after else branch_TE)
+        inner_TE = about.before[1].of(x_TE).to(self._low)
         gate_TI = _adapt(layer.gate(inner_TE), inner_TE, n, "gate", adapted)
         up_TI = _adapt(layer.up(inner_TE), inner_TE, n, "up", adapted)
         inner_TI = layer.module.mlp.act_fn(gate_TI).mul_(up_TI)
-        x_TE.add_(_adapt(layer.down(inner_TI), inner_TI, n, "down", adapted))
+        branch_TE = _adapt(layer.down(inner_TI), inner_TI, n, "down", adapted)
+        x_TE.add_(about.after[1].of(branch_TE.float()) if about.after else branch_TE)
 
-    def _project(self, n: int, x_TE: Tensor, turns_T1C: Tensor, attention: FlatAttention, adapted: Adapted) -> Tensor:
+    def _project(self, n: int, x_TE: Tensor, turns: Turns, attention: FlatAttention, adapted: Adapted) -> Tensor:
         """Rotated queries (T, H, D); keys and values go to `attention`."""
-        layer, own = self._layers[n], self._layers[n].module.self_attn
-        inner_TE = self._norm(layer.module.input_layernorm, x_TE)
+        layer, about = self._layers[n], self._layers[n].about
+        inner_TE = about.before[0].of(x_TE).to(self._low)
         if layer.joined is not None:
             all_T = layer.joined(inner_TE)
         else:
@@ -159,25 +166,24 @@ class FlatModel:
         all_TND = all_T.view(len(all_T), -1, self._head_dim)
         num_turned = self._num_heads + self._num_kv_heads
         qk_TPD = all_TND[:, :num_turned].float()
-        if hasattr(own, "q_norm"):
-            weight_PD = torch.cat(
-                [own.q_norm.weight.expand(self._num_heads, -1), own.k_norm.weight.expand(self._num_kv_heads, -1)]
-            )
-            if layer.joined is not None:
-                weight_PD = weight_PD[:, _pairs(self._head_dim)]
-            qk_TPD = _rms(qk_TPD, weight_PD, _eps(own.q_norm))
-        qk_TPD = _rotate(qk_TPD, turns_T1C, paired=layer.joined is not None).to(all_T.dtype)
+        if about.heads:
+            qk_TPD = self._norm_heads(qk_TPD, *about.heads, paired=layer.joined is not None)
+        qk_TPD = _rotate(qk_TPD, turns[layer.turns], paired=layer.joined is not None).to(all_T.dtype)
         attention.store(n, qk_TPD[:, self._num_heads :], all_TND[:, num_turned:])
         return qk_TPD[:, : self._num_heads]
 
-    def _norm(self, norm: Any, x_TE: Tensor) -> Tensor:
-        return _rms(x_TE, norm.weight, _eps(norm)).to(self._low)
+    def _norm_heads(self, qk_TPD: Tensor, q_norm: Norm, k_norm: Norm, *, paired: bool) -> Tensor:
+        """The norms of queries and keys at once; `paired` says that heads are in the order of `_pairs`."""
+        scale_PD = torch.cat([q_norm.scale.expand(self._num_heads, -1), k_norm.scale.expand(self._num_kv_heads, -1)])
+        out: Tensor = qk_TPD * reciprocal_rms(qk_TPD, q_norm.eps)
+        return out.mul_(scale_PD[:, _pairs(self._head_dim)] if paired else scale_PD)
 
 
 def flat_model(causal: Any, loaded: LoadedModel) -> FlatModel | None:
-    """The flat layers of a clone of `loaded`, or None if it is of no known family or the probe comes out different."""
+    """The flat layers of a clone of `loaded`, or None if its layers are of no known shape or the probe comes out
+    different."""
     base = causal.base_model
-    if type(base).__name__ not in FAMILIES:
+    if not all(hasattr(base, name) for name in ("layers", "norm", "embed_tokens", "rotary_emb")):
         return None
     seen: list[tuple[float, int | None]] = []
 
@@ -187,17 +193,23 @@ def flat_model(causal: Any, loaded: LoadedModel) -> FlatModel | None:
 
     num = 7
     ids_T = torch.arange(num, device=loaded.device) * 5 % loaded.vocab_size
-    places_1T = torch.arange(num, device=loaded.device)[None]
     with torch.no_grad(), attention_scope(noting):
-        expected_TE = loaded.hidden(ids_T[None], places_1T)[0]
-        cos_1TD, _ = base.rotary_emb(expected_TE[None], position_ids=places_1T)
-    if cos_1TD.shape[-1] != base.layers[0].self_attn.head_dim:
-        return None  # only a part of each head is rotated
-    if not all(is_known(module) for module in base.modules()):
+        expected_TE = loaded.hidden(ids_T[None], torch.arange(num, device=loaded.device)[None])[0].float()
+    norm = norm_of(base.norm)
+    found = [
+        anatomy_of(layer, *asked, is_low=loaded.dtype == "bfloat16")
+        for layer, asked in zip(base.layers, seen, strict=True)
+    ]
+    known = [about for about in found if about is not None]
+    if norm is None or len(known) < len(found) or not all(is_known(module) for module in base.modules()):
         return None
-    model = FlatModel(base, seen)
-    found_TE = probe(model, ids_T)
-    distance = float((found_TE.float() - expected_TE.float()).norm() / expected_TE.float().norm())
+    if any(about.heads[0].eps != about.heads[1].eps for about in known if about.heads):
+        return None
+    try:
+        model = FlatModel(base, norm, known)
+        distance = float((probe(model, ids_T).float() - expected_TE).norm() / expected_TE.norm())
+    except (AttributeError, RuntimeError, TypeError):  # parts that look like ours and take other arguments
+        return None
     return model if distance <= PROBE_TOLERANCE[model._low] else None
 
 
@@ -223,12 +235,19 @@ class _Alone:
         return out[0].transpose(0, 1)
 
 
-def _layer_of(module: Any, scaling: float, window: int | None) -> _Layer:
+def _turns_of(base: Any) -> list[str | None]:
+    """The kind of rotation of each layer, where the model has several."""
+    if "layer_type" not in inspect.signature(base.rotary_emb.forward).parameters:
+        return [None] * len(base.layers)
+    return list(base.config.layer_types)
+
+
+def _layer_of(module: Any, about: Anatomy, turns: str | None) -> _Layer:
     own, mlp = module.self_attn, module.mlp
     qkv = (base_of(own.q_proj), base_of(own.k_proj), base_of(own.v_proj))
     joined = JoinedLinear(qkv, _order(own)) if all(type(part) is ShadowLinear for part in qkv) else None
     o, gate, up, down = (base_of(part) for part in (own.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj))
-    return _Layer(module, qkv, joined, o, gate, up, down, scaling, window)
+    return _Layer(module, about, turns, qkv, joined, o, gate, up, down)
 
 
 def _adapter_of(layer: _Layer, dtype: torch.dtype) -> dict[str, LowRank]:
@@ -270,14 +289,3 @@ def _rotate(x_TPD: Tensor, turns_T1C: Tensor, *, paired: bool) -> Tensor:
         half = x_TPD.shape[-1] // 2
         pairs_TPC = torch.complex(x_TPD[..., :half], x_TPD[..., half:])
     return torch.view_as_real(pairs_TPC * turns_T1C).flatten(-2)
-
-
-def _eps(norm: Any) -> float:
-    eps = getattr(norm, "variance_epsilon", None)
-    return float(norm.eps if eps is None else eps)
-
-
-def _rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / rms(x) * weight over the last axis, in float32."""
-    out: Tensor = (x * reciprocal_rms(x, eps)).mul_(weight)
-    return out
