@@ -31,7 +31,11 @@ FLAT = ("llama", "qwen2", "qwen3", "mistral", "gemma", "gemma3")
 @pytest.fixture(autouse=True)
 def _a_window_that_is_met(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(tiny.CONFIGS, "mistral", lambda **values: MistralConfig(**values, sliding_window=6))
-    kinds = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 6, "query_pre_attn_scalar": 8}
+    kinds: dict[str, Any] = {
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 6,
+        "query_pre_attn_scalar": 8,
+    }
     monkeypatch.setitem(tiny.CONFIGS, "gemma3", lambda **values: Gemma3TextConfig(**values, **kinds))
     monkeypatch.setitem(tiny.CONFIGS, "olmo2", Olmo2Config)
 
