@@ -13,27 +13,10 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+_SENDING = ("anyio.streams.tls", "encodings.idna", "h11", "httpcore", "httpcore2", "jiter")
 LAZY = {
-    "openai": (
-        "openai.resources.chat.completions",
-        "openai.lib.streaming.chat",
-        "anyio.streams.tls",
-        "encodings.idna",
-        "h11",
-        "httpcore",
-        "httpcore2",
-        "jiter",
-        "truststore",
-    ),
-    "anthropic": (
-        "anthropic.resources.messages",
-        "anyio.streams.tls",
-        "encodings.idna",
-        "h11",
-        "httpcore",
-        "httpcore2",
-        "jiter",
-    ),
+    "openai": ("openai.resources.chat.completions", "openai.lib.streaming.chat", "truststore", *_SENDING),
+    "anthropic": ("anthropic.resources.messages", *_SENDING),
 }
 """What these libraries import when the first client is made and the first call is sent: 100 ms per attempt. Which of
 them exist depends on their versions."""
