@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from leyden.learning.backends.embedded.precision import stamp
+
 FEW_ROWS = 32
 """Up to so many rows an update is computed in float32, above in the type of the layers: two bfloat16 products of a few
 rows and a low rank take 60 us, of which hardly anything is arithmetic, in float32 25; from 64 rows on it is the other
@@ -55,7 +57,7 @@ class LowRank:
                 downs.append(layer.lora_A[name].weight.detach())
                 ups.append(layer.lora_B[name].weight.detach() * layer.scaling[name])
             else:
-                ups.append(self._nothing(layer))
+                ups.append(layer.weight.new_zeros(layer.out_features, 0))  # of rank 0, between others
         a_Ir = torch.cat(downs).float().T
         b_Or: Tensor = torch.block_diag(*ups)  # type: ignore[no-untyped-call]
         if self._order is not None:
@@ -63,23 +65,13 @@ class LowRank:
         self._few = (a_Ir, b_Or.float().T)
         self._many = (a_Ir.to(self._dtype).contiguous(), b_Or.T.to(self._dtype).contiguous())
 
-    def _nothing(self, layer: Any) -> Tensor:
-        """B of rank 0, for a layer between others that has no adapter."""
-        weight: Tensor = layer.weight
-        return weight.new_zeros(layer.out_features, 0)
-
     def is_stale(self) -> bool:
         """Whether a source has changed since `refresh`."""
         return self._taken != self._now()
 
     def _now(self) -> list[tuple[int, int]]:
-        found = []
-        for layer in self._layers:
-            if hasattr(layer, "base_layer"):
-                for part in (layer.lora_A, layer.lora_B):
-                    weight = part[_name(layer)].weight
-                    found.append((weight.data_ptr(), weight._version))
-        return found
+        adapted = [layer for layer in self._layers if hasattr(layer, "base_layer")]
+        return [stamp(part[_name(layer)].weight) for layer in adapted for part in (layer.lora_A, layer.lora_B)]
 
     def add_to(self, out_TO: Tensor, x_TI: Tensor) -> None:
         """Add the update of these tokens in place."""

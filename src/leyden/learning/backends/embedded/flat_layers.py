@@ -121,8 +121,9 @@ class FlatModel:
         """Last hidden states (T, E) after the final norm, in the type of the linear layers. `adapted`: rows and their
         adapters, if not all have the model's own."""
         x_TE, turns = self._start(ids_T, positions_T)
+        adapted = self._own() if adapted is None else adapted
         for n in range(len(self._layers)):
-            self._layer(n, x_TE, turns, attention, self._own() if adapted is None else adapted)
+            self._layer(n, x_TE, turns, attention, adapted)
         return self._last_norm.of(x_TE).to(self._low)
 
     def _own(self) -> Adapted:

@@ -49,6 +49,11 @@ _spare = WeakTensorKeyDictionary()
 """Memory of the last gradient of a master whose `.grad` is None: the next is written there, not added to zeros."""
 
 
+def stamp(weight: Tensor) -> tuple[int, int]:
+    """Another one after each write to a weight that leaves a trace, see above."""
+    return weight.data_ptr(), weight._version
+
+
 def gradient_of(master: Tensor) -> tuple[Tensor, bool]:
     """(memory for its gradient, whether there is something in it to add to); that of a spare becomes `.grad`."""
     if master.grad is not None:
@@ -132,8 +137,7 @@ class LowLinear(nn.Linear):
 
     def low_weight(self) -> Tensor:
         """The bfloat16 copy, made anew if the master is seen to have changed since."""
-        now = (self.weight.data_ptr(), self.weight._version)
-        if now != self._seen:
+        if stamp(self.weight) != self._seen:
             self.refresh()
         return self.weight_low
 
@@ -142,7 +146,7 @@ class LowLinear(nn.Linear):
         with torch.no_grad():
             # A new tensor, never in place: a graph that is still alive keeps the weights it was made with.
             self.weight_low = self.weight.detach().to(LOW)
-        self._seen = (self.weight.data_ptr(), self.weight._version)
+        self._seen = stamp(self.weight)
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
         """(..., in_features) -> (..., out_features) in bfloat16."""
@@ -221,4 +225,5 @@ __all__ = [
     "is_exact",
     "lower",
     "refresh",
+    "stamp",
 ]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from leyden.learning.backends.embedded.precision import LOW, LowLinear
+from leyden.learning.backends.embedded.precision import LOW, LowLinear, stamp
 
 # oneDNN keeps the weights of AMX and AVX-512 kernels in a blocked order and reorders a plain tensor at every
 # call. Packing once takes the layers of a 135M model from 69 to 52 ms at 64 rows (two cores, nothing at 32); the
@@ -67,7 +67,7 @@ class ShadowLinear(nn.Module):
     def refresh(self) -> None:
         """Take the weights that the source has now."""
         self.plain: Tensor = self.low_weight()
-        self._taken = (self.weight.data_ptr(), self.weight._version)
+        self._taken = stamp(self.weight)
         self.bias_shadow = None if self.bias is None else self.bias.detach().to(LOW)
         self._packed: Tensor | None = None
 
@@ -86,7 +86,7 @@ class ShadowLinear(nn.Module):
 
     def is_stale(self) -> bool:
         """Whether the source has changed since `refresh`."""
-        return self._taken != (self.weight.data_ptr(), self.weight._version)
+        return self._taken != stamp(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., in_features) -> (..., out_features) in bfloat16."""
@@ -125,7 +125,7 @@ class JoinedLinear:
         return self._taken != self._now()
 
     def _now(self) -> list[tuple[int, int]]:
-        return [(part.weight.data_ptr(), part.weight._version) for part in self._parts]
+        return [stamp(part.weight) for part in self._parts]
 
     def __call__(self, x: Tensor) -> Tensor:
         return _product(x, self._packed, self._plain, self._bias)
