@@ -67,19 +67,6 @@ def test_saved_weights_are_a_plain_folder_that_any_tool_loads(load_tiny: Load, t
         assert torch.allclose(ours, plain(ids).logits, atol=1e-5)
 
 
-def test_a_merged_update_gives_the_logits_of_base_and_adapter(load_tiny: Load, tmp_path: Path) -> None:
-    loaded = load_tiny(lora=LoraConfig(rank=4))
-    Trainer(loaded, LearnConfig()).update(batches(2), OBJECTIVE)
-    before = parameter_fingerprint(loaded.model)
-    checkpoint.merge(loaded, tmp_path / "merged")
-    assert parameter_fingerprint(loaded.model) == before
-    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
-    ids = torch.tensor([loaded.encode("hello")])
-    with torch.no_grad(), attention_scope(causal_kernel):
-        ours = loaded.head(loaded.hidden(ids, torch.arange(ids.shape[1])[None]))
-        assert torch.allclose(ours, plain(ids).logits, atol=1e-4)
-
-
 def test_a_checkpoint_of_an_update_is_a_model_with_the_update_in_its_weights(load_tiny: Load, tmp_path: Path) -> None:
     loaded = load_tiny(lora=LoraConfig(rank=4))
     Trainer(loaded, LearnConfig()).update(batches(2), OBJECTIVE)

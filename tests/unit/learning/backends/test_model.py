@@ -203,9 +203,17 @@ def test_other_attention_is_refused_by_name(tiny_folder: Path, tmp_path: Path) -
         load_model(save(gemma, tiny_folder, tmp_path / "gemma"))
 
 
-def test_lora_targets_that_fit_nothing_are_refused(load_tiny: Load) -> None:
-    with pytest.raises(ModelUnusable, match=r"lora\.targets = \['nothing'\]"):
-        load_tiny(lora=LoraConfig(targets=["nothing"]))
+@pytest.mark.parametrize("targets", [["nothing"], ["q_proj", "nothing"], ["q_proj", "norm"], ["proj"]])
+def test_a_lora_target_that_is_no_linear_layer_is_refused(load_tiny: Load, targets: list[str]) -> None:
+    # peft would leave out the second of two in silence.
+    wrong = f"names '{targets[-1]}', which is no linear layer .*; it has down_proj, gate_proj, k_proj, lm_head, o_proj"
+    with pytest.raises(ModelUnusable, match=wrong):
+        load_tiny(lora=LoraConfig(targets=targets))
+
+
+def test_lora_targets_are_last_parts_of_names_and_by_default_all_but_the_head(load_tiny: Load) -> None:
+    trained = load_tiny(lora=LoraConfig(rank=2, targets=["q_proj", "mlp.up_proj"])).trainable()
+    assert len(trained) == 2 * 2 * 2 and all("q_proj" in name or "up_proj" in name for name in trained)
     trained = load_tiny(lora=LoraConfig(rank=2)).trainable()
     assert len(trained) == 2 * 7 * 2 and not any("lm_head" in name for name in trained)
 

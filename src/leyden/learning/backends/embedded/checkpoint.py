@@ -9,7 +9,6 @@ Nothing is pickled. After a `load` with a trainer a CPU continues with bit-ident
 checkpoints to keep, data order, and the version of the policy; the loop has those.
 """
 
-import copy
 import hashlib
 import json
 from collections.abc import Mapping
@@ -20,7 +19,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM
 
 from leyden.base.errors import CheckpointError
 from leyden.learning.backends.embedded.atomic import atomic_folder
@@ -92,16 +91,6 @@ def forget_state(folder: Path) -> None:
     temporary.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     temporary.replace(path)  # first the promise, then the file: a crash between leaves an unused file
     (folder / STATE).unlink(missing_ok=True)
-
-
-def merge(loaded: LoadedModel, folder: Path) -> None:
-    """Write a LoRA model as plain full weights that need no adapter. The model in memory is unchanged."""
-    assert loaded.lora is not None, "there is no adapter to merge"
-    # On a copy: merging and taking it back would leave rounding in the base weights.
-    merged = copy.deepcopy(loaded.model).merge_and_unload()  # type: ignore[operator]
-    assert isinstance(merged, PreTrainedModel)
-    with atomic_folder(folder) as temporary, loaded.tokenizer_lock:
-        save_plain(merged, loaded.tokenizer, temporary)
 
 
 def verify(folder: Path) -> dict[str, Any]:

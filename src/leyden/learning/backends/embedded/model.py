@@ -13,7 +13,6 @@ no consequence: lengths say what is real.
 
 import hashlib
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -31,13 +30,13 @@ from leyden.learning.backends.embedded.atomic import atomic_folder
 from leyden.learning.backends.embedded.attention import attention_scope, causal_kernel
 from leyden.learning.backends.embedded.kernels import kernel_for
 from leyden.learning.backends.embedded.layouts import Segments
+from leyden.learning.backends.embedded.lora import add_lora, merge_update
 from leyden.learning.backends.embedded.source import (
     SUPPORTED_MODELS,
     base_of,
     check_config,
     check_windows,
     locate,
-    merge_update,
     quiet,
     read_part,
     read_template,
@@ -226,7 +225,7 @@ def wrap(
     tokenizer.chat_template = template or None
     model: nn.Module = causal
     if lora is not None:
-        model = _add_lora(causal, lora, source, seed)
+        model = add_lora(causal, lora, source, seed)
     if dtype == "bfloat16":
         precision.lower(model)
     head = causal.get_output_embeddings()  # type: ignore[no-untyped-call]
@@ -317,33 +316,6 @@ def _eos_ids(causal: PreTrainedModel, tokenizer: Any, source: str) -> tuple[int,
     if not found:
         raise ModelUnusable(f"neither the model nor the tokenizer of {source} names an end-of-sequence token")
     return tuple(sorted(found))
-
-
-def _add_lora(causal: PreTrainedModel, lora: LoraConfig, source: str, seed: int) -> nn.Module:
-    from peft import LoraConfig as PeftConfig
-    from peft import TaskType, get_peft_model
-
-    targets: str | list[str] = list(lora.targets) or "all-linear"
-    peft_config = PeftConfig(
-        task_type=TaskType.CAUSAL_LM,
-        r=lora.rank,
-        lora_alpha=lora.alpha,  # type: ignore[arg-type]
-        lora_dropout=0.0,
-        target_modules=targets,
-    )
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        torch.manual_seed(seed)
-        # peft 0.21 asks transformers 5.24 for an attribute that has been renamed; we cannot change that.
-        warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)
-        try:
-            model = get_peft_model(causal, peft_config)
-        except ValueError as error:
-            raise ModelUnusable(
-                f"policies.NAME.lora.targets = {list(lora.targets)} fits no layer of {source}: {error}"
-            ) from error
-    model.eval()
-    assert isinstance(model, nn.Module)
-    return model
 
 
 def _check_anatomy(loaded: LoadedModel) -> None:

@@ -4,7 +4,6 @@ Remote code is never run. Every refusal names the model, what is wrong with it a
 """
 
 import json
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -69,20 +68,6 @@ def base_of(source: str) -> str | None:
         if isinstance(base, str) and base:
             return base
     raise ModelUnusable(f"{folder} holds a low-rank update and does not say of which model; merge it into its model")
-
-
-def merge_update(causal: PreTrainedModel, folder: str) -> PreTrainedModel:
-    """`causal` with the update in `folder` added to its weights. Raises ModelUnusable."""
-    from peft import PeftModel
-
-    def merged() -> Any:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)
-            return PeftModel.from_pretrained(causal, folder).merge_and_unload()
-
-    made = read_part("low-rank update", folder, merged)
-    assert isinstance(made, PreTrainedModel)
-    return made
 
 
 def read_part(what: str, source: str, read: Callable[[], Any]) -> Any:
