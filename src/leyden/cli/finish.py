@@ -216,7 +216,7 @@ def _facts(house: House, rows: Sequence[ledger.Step]) -> dict[str, str | int | f
         "holdout tasks": len(house.holdout_tasks),
         "tokens of all trained sequences": tokens,
         "tokens computed (shared prefixes once)": computed,
-        **{f"version of {name}": version for name, version in found.items()},
+        **{f"version of {name}": version for name, version in found.items() if name != "machine"},
     }
 
 

@@ -9,8 +9,8 @@ no default.
     B rows   H query heads   K key-value heads, H = K * groups   T columns   D head size
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from leyden.base.errors import ModelUnusable
+from leyden.learning.backends.embedded.scope import held
 
 ATTENTION_NAME = "leyden"
 """Name under which transformers finds the function; models are loaded with `attn_implementation` of this
@@ -36,14 +37,9 @@ _kernel: ContextVar[AttentionKernel | None] = ContextVar("leyden_attention_kerne
 _CHANGES_ATTENTION = ("softcap", "s_aux", "position_bias", "head_mask")
 
 
-@contextmanager
-def attention_scope(kernel: AttentionKernel) -> Iterator[None]:
+def attention_scope(kernel: AttentionKernel) -> AbstractContextManager[None]:
     """Attention inside the block, in this thread, is computed by `kernel`."""
-    token = _kernel.set(kernel)
-    try:
-        yield
-    finally:
-        _kernel.reset(token)
+    return held(_kernel, kernel)
 
 
 def current_kernel() -> AttentionKernel:

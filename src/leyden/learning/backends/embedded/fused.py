@@ -9,8 +9,7 @@ Does not: know experts, parallel blocks, partial rotation, norms other than root
     B rows   T columns   E hidden size   H heads   D head size
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +21,7 @@ from leyden.learning.backends.embedded import rowwise
 from leyden.learning.backends.embedded.anatomy import Anatomy, anatomy_of
 from leyden.learning.backends.embedded.attention import attention_scope, causal_kernel, current_kernel
 from leyden.learning.backends.embedded.precision import LOW
+from leyden.learning.backends.embedded.scope import held
 
 if TYPE_CHECKING:
     from leyden.learning.backends.embedded.model import LoadedModel
@@ -33,14 +33,9 @@ bfloat16 the norms of heads are rounded once instead of twice. Norms of transfor
 _active: ContextVar[bool] = ContextVar("leyden_fused", default=False)
 
 
-@contextmanager
-def fused_scope() -> Iterator[None]:
+def fused_scope() -> AbstractContextManager[None]:
     """Layers prepared by `install` compute as described above inside, in this thread."""
-    token = _active.set(True)
-    try:
-        yield
-    finally:
-        _active.reset(token)
+    return held(_active, True)
 
 
 def is_active() -> bool:

@@ -15,8 +15,8 @@ threads of a process: a sampler without gradients could hand its copies to a tra
     I inputs   O outputs   V rows of an embedding   E hidden size
 """
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
 
@@ -24,20 +24,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from leyden.learning.backends.embedded.scope import held
+
 LOW = torch.bfloat16
 
 _exact: ContextVar[bool] = ContextVar("leyden_exact", default=False)
 
 
-@contextmanager
-def exact_scope() -> Iterator[None]:
+def exact_scope() -> AbstractContextManager[None]:
     """Inside, in this thread, linear layers compute in float32 with the masters: what bfloat16 is measured against.
     No gradient passes."""
-    token = _exact.set(True)
-    try:
-        yield
-    finally:
-        _exact.reset(token)
+    return held(_exact, True)
 
 
 def is_exact() -> bool:

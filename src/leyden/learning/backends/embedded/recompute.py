@@ -18,18 +18,14 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from leyden.base.errors import ModelUnusable
 from leyden.learning.backends.embedded import fused
 from leyden.learning.backends.embedded.attention import AttentionKernel, attention_scope, current_kernel
+from leyden.learning.backends.embedded.scope import held
 
 _active: ContextVar[bool] = ContextVar("leyden_recompute", default=False)
 
 
-@contextmanager
-def recompute_scope() -> Iterator[None]:
+def recompute_scope() -> AbstractContextManager[None]:
     """Layers prepared by `install` keep only their input for passes inside, in this thread."""
-    token = _active.set(True)
-    try:
-        yield
-    finally:
-        _active.reset(token)
+    return held(_active, True)
 
 
 @contextmanager
