@@ -144,9 +144,9 @@ class Lesson:
 
     def report(self, traces: Sequence[Trace], update: UpdateReport) -> dict[str, Any]:
         """Its part of the step report."""
-        backend = self.learner.backend
+        of = self.learner
         return policy_report(
-            backend.version, self.learner.policy, traces, self.assembly, self.credit, self.batches, update
+            of.config, of.backend.version, of.policy, traces, self.assembly, self.credit, self.batches, update
         )
 
 

@@ -38,6 +38,8 @@ class Recipe:
     """Whether the backend trains a value head beside the policy."""
     teacher: bool = False
     """Whether another model scores the tokens."""
+    scale_free: bool = False
+    """Whether the differences within a group count alike however small they are: divided by their spread, or ranked."""
 
 
 SPECIFIC: Mapping[str, str] = {
@@ -76,6 +78,7 @@ RECIPES: Mapping[str, Recipe] = {
         source="arXiv 2402.03300",
         when="the usual first choice when rewards are 0 or 1",
         keys=_GROUPED,
+        scale_free=True,
     ),
     "dr_grpo": Recipe(
         title="Dr. GRPO",
@@ -112,6 +115,7 @@ RECIPES: Mapping[str, Recipe] = {
         when="several optimizer steps per step on long calls, mixtures of experts",
         defaults={"surrogate": "gspo", "clip_low": 3e-4, "clip_high": 4e-4},
         keys=_GROUPED,
+        scale_free=True,
     ),
     "cispo": Recipe(
         title="CISPO",
@@ -120,6 +124,7 @@ RECIPES: Mapping[str, Recipe] = {
         when="several optimizer steps per step without losing the gradient of rare tokens",
         defaults={"surrogate": "cispo", "clip_low": 1.0, "clip_high": 4.0, "normalisation": "token_mean"},
         keys=_GROUPED,
+        scale_free=True,
     ),
     "dapo": Recipe(
         title="DAPO",
@@ -135,6 +140,7 @@ RECIPES: Mapping[str, Recipe] = {
             "overlong_buffer": 0.2,
         },
         keys=_GROUPED,
+        scale_free=True,
     ),
     "discounted": Recipe(
         title="discounted outcome",
@@ -177,6 +183,7 @@ RECIPES: Mapping[str, Recipe] = {
         when="rewards order rollouts well, but their size means little",
         keys=_SHAPED | {"dpo_beta"},
         surrogate="dpo",
+        scale_free=True,
     ),
     "distill": Recipe(
         title="on-policy distillation",
@@ -222,6 +229,11 @@ _PROMPTS = Recipe(
 def is_custom(algorithm: str) -> bool:
     """Whether `learn.algorithm` names a class in a file."""
     return _CUSTOM.fullmatch(algorithm) is not None
+
+
+def keeping_scale() -> list[str]:
+    """Names of the algorithms that compare within groups and leave small differences small."""
+    return [name for name, recipe in RECIPES.items() if recipe.keys == _GROUPED and not recipe.scale_free]
 
 
 def recipe_of(algorithm: str) -> Recipe:

@@ -7,12 +7,13 @@ import dataclasses
 import json
 import os
 import platform
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from leyden.base import stats
+from leyden.base import recipes, several, stats
 from leyden.base.config import Config, LearnConfig
 from leyden.base.errors import ConfigError
 from leyden.base.prompts import as_read
@@ -29,7 +30,7 @@ from leyden.learning.schedule import diagnose
 from leyden.loop import Improvement, assemble_for
 from leyden.prompt_loop import STAGE
 from leyden.release import evaluation, gate, holdout
-from leyden.step_report import finite
+from leyden.step_report import MINOR_CREDIT, finite
 from leyden.store import ledger, lookups
 from leyden.traces.conversation import messages_of
 from leyden.traces.picture import Picture
@@ -129,7 +130,7 @@ def diagnostics(
     config: Config, steps: Sequence[Mapping[str, Any]], judged: Mapping[str, evaluation.Evaluation]
 ) -> list[str]:
     """Plain sentences about what a reader should know or change."""
-    said = _about_groups(config, steps)
+    said = [*_about_groups(config, steps), *_about_credit(config, steps)]
     parts = [part for step in steps for part in (step.get("policies") or {"": step}).values()]
     capped = [part["importance_capped"] for part in parts if part.get("importance_capped")]
     if capped and max(capped) > 0.05:
@@ -159,8 +160,7 @@ def _about_groups(config: Config, steps: Sequence[Mapping[str, Any]]) -> list[st
     ]
     if groups:
         found = diagnose(groups)
-        flat = sum(group.is_flat for group in groups)
-        share = flat / len(groups)
+        share = sum(group.is_flat for group in groups) / len(groups)
         if found.memorised:
             named = ", ".join(found.memorised[:8]) + (" ..." if len(found.memorised) > 8 else "")
             said.append(
@@ -178,11 +178,26 @@ def _about_groups(config: Config, steps: Sequence[Mapping[str, Any]]) -> list[st
                 f"{100 * share:.0f} % of the groups had all rollouts solved or none; a larger learn.group_size or "
                 "other tasks would waste fewer rollouts."
             )
-        if flat and config.learn.algorithm == "grpo" and len(config.rewards.weights) > 1:
-            said.append(
-                f"In {flat} of {len(groups)} groups all rollouts were solved or none, and GRPO divides by the spread "
-                "of the group: small components such as length then count as much as being right; dr_grpo does not."
-            )
+    return said
+
+
+def _about_credit(config: Config, steps: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Whether policies were pushed towards success or towards something smaller."""
+    said: list[str] = []
+    for name in several.trained(config):
+        parts = [step.get("policies", {name: step}).get(name, {}) for step in steps]
+        shares = [part["minor_credit"] for part in parts if part.get("minor_credit") is not None]
+        if not shares or statistics.mean(shares) <= MINOR_CREDIT:
+            continue
+        algorithm = several.learn_of(config, name).algorithm
+        sentence = (
+            f"{100 * statistics.mean(shares):.0f} % of the credit that {name} learned from was between rollouts of "
+            "equal success, where only smaller parts of the reward differ, such as length"
+        )
+        if recipes.recipe_of(algorithm).scale_free:
+            keeping = ", ".join(recipes.keeping_scale())
+            sentence += f"; {algorithm} makes differences of any size count alike, {keeping} do not"
+        said.append(f"{sentence}. It can unlearn the task for them: lower their weights in rewards.weights.")
     return said
 
 
@@ -282,7 +297,7 @@ def _of_policies(house: House, steps: Sequence[Mapping[str, Any]]) -> list[tuple
 def _step(step: Mapping[str, Any], learn: LearnConfig) -> Any:
     """The keys that the report knows, under its names."""
     shown = ("stage", "step", "reward_mean", "reward_low", "reward_high", "success", "loss", "grad_norm", "kl",
-             "entropy", "gap_mean", "gap_max", "num_groups", "num_zero_variance")  # fmt: skip
+             "entropy", "gap_mean", "gap_max", "num_groups", "num_zero_variance", "minor_credit")  # fmt: skip
     seconds = {name: s for name, s in step.get("seconds", {}).items() if name in ("rollouts", "update")}
     unmeasured = {name for name, weight in (("kl", learn.kl), ("entropy", learn.entropy)) if weight == 0}
     if step["stage"] == "sft":  # demonstrations were sampled by nobody

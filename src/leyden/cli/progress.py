@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
+from leyden.step_report import MINOR_CREDIT
+
 LOG_EVERY_S = 15.0
 """Without a terminal, a running phase is reported this often."""
 
@@ -46,9 +48,11 @@ def _learned(row: Mapping[str, Any]) -> str:
     parts = row.get("policies")
     if parts:
         return "; ".join(f"{name}: {_learned(part)}" for name, part in parts.items())
+    minor = row.get("minor_credit") or 0.0
+    mostly_minor = f"{100 * minor:.0f} % of credit at equal success, " if minor > MINOR_CREDIT else ""
     return (
-        f"{row['num_zero_variance']}/{row['num_groups']} groups all equal, gradient norm {row['grad_norm']:.2f}, "
-        f"sampler-trainer gap {row['gap_mean']:.1e}"
+        f"{row['num_zero_variance']}/{row['num_groups']} groups all equal, {mostly_minor}"
+        f"gradient norm {row['grad_norm']:.2f}, sampler-trainer gap {row['gap_mean']:.1e}"
     )
 
 

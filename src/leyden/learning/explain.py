@@ -183,6 +183,12 @@ def _notes(config: Config) -> list[str]:
         )
     if learn.group_size == 1 and "refills" in recipes.recipe_of(learn.algorithm).keys:
         said.append("Groups of one have nothing to compare: raise learn.group_size, or choose reinforce_pp or ppo.")
+    if recipes.recipe_of(learn.algorithm).scale_free and len(config.rewards.weights) > 1:
+        said.append(
+            f"With {learn.algorithm} every difference within a group counts alike, however small: where all rollouts "
+            "succeed or all fail, the smaller parts of rewards.weights push as hard as success does elsewhere. "
+            f"{', '.join(recipes.keeping_scale())} keep the size."
+        )
     if not learn.steps:
         said.append("learn.steps is 0: there is no reinforcement step.")
     return said

@@ -134,6 +134,11 @@ def successes(traces: Sequence[Trace], config: Config) -> list[bool]:
     return [_solved(trace, config.rewards.success) for trace in counted]
 
 
+def score(trace: Trace, success: str) -> float | None:
+    """The reward, or that part of it, by which a rollout succeeds; None if nobody gave it."""
+    return _components(trace).get(success) if success else trace.rollout.reward
+
+
 def table(evaluation: Evaluation) -> "Table":
     """The table per domain for a terminal, hardest domain first, all of them last."""
     from rich.table import Table
@@ -196,7 +201,7 @@ def _counted(traces: Sequence[Trace], success: str) -> tuple[list[Trace], int]:
     counted, num_unscored = [], 0
     for trace in traces:
         outcome = _outcome(trace)
-        if outcome == Outcome.COMPLETED and _score(trace, success) is None:
+        if outcome == Outcome.COMPLETED and score(trace, success) is None:
             num_unscored += 1
         elif outcome not in EXCLUDED:
             counted.append(trace)
@@ -204,8 +209,8 @@ def _counted(traces: Sequence[Trace], success: str) -> tuple[list[Trace], int]:
 
 
 def _solved(trace: Trace, success: str) -> bool:
-    score = _score(trace, success)
-    return score is not None and score > SOLVED_ABOVE
+    found = score(trace, success)
+    return found is not None and found > SOLVED_ABOVE
 
 
 def _task_result(task: Task, traces: Sequence[Trace], config: Config) -> TaskResult:
@@ -257,10 +262,6 @@ def _outcome(trace: Trace) -> Outcome:
 def _components(trace: Trace) -> dict[str, float]:
     # A component that arrived twice counts as it arrived last, as in the total.
     return {reward.name: reward.value for reward in trace.rewards if reward.call_id is None}
-
-
-def _score(trace: Trace, success: str) -> float | None:
-    return _components(trace).get(success) if success else trace.rollout.reward
 
 
 def _version(trace: Trace, policy: str) -> int:

@@ -22,6 +22,11 @@ def test_a_step_is_one_line_with_its_interval() -> None:
     assert "2.0 s running + 1.0 s learning" in line
 
 
+def test_a_step_says_when_much_of_its_credit_was_for_smaller_parts_of_the_reward() -> None:
+    assert "1/4 groups all equal, 43 % of credit at equal success, gradient" in step_line({**ROW, "minor_credit": 0.43})
+    assert all("credit" not in step_line({**ROW, "minor_credit": share}) for share in (None, 0.0, 0.2))
+
+
 def test_a_step_without_rewards_or_ends_has_no_numbers_made_up() -> None:
     line = step_line({**ROW, "reward_mean": None, "reward_low": None, "reward_high": None, "success": None})
     assert line.startswith("step 3: reward none, 1/4 groups")

@@ -268,6 +268,19 @@ def test_ticks_cover_the_range_with_round_numbers() -> None:
         assert marks[0] <= low + 1e-9 and marks[-1] >= high - 1e-9 and 2 <= len(marks) <= 8
 
 
+@pytest.mark.parametrize("ends", [(-0.0083, -0.0066), (0.0, 1e-6), (0.0, 0.641), (2e-9, 1.2e-8), (120.0, 98_000.0)])
+def test_labels_of_ticks_are_the_ticks_and_all_different(ends: tuple[float, float]) -> None:
+    marks = svg.ticks(*ends)
+    labels = svg.tick_labels(marks)
+    assert len(set(labels)) == len(labels)
+    assert [float(label.replace("k", "e3")) for label in labels] == pytest.approx(marks, rel=1e-9, abs=1e-12)
+
+
+def test_a_few_steps_all_have_a_label_and_a_line_of_zeros_lies_on_the_floor() -> None:
+    chart = svg.lines([1, 2, 3, 4], [svg.Series(name="x", ys=[0.0] * 4)], title="X", floor=0.0)
+    assert all(f">{label}</text>" in chart for label in ("step 1", "2", "3", "4")) and ">-0" not in chart
+
+
 def test_tool_calls_and_structured_content_are_shown() -> None:
     data = full()
     call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "run_sql"}}]}

@@ -65,6 +65,20 @@ def test_the_arithmetic_and_what_changes_with_it() -> None:
     assert "Groups of one" in explained(group_size=1)["notes"][0]
 
 
+@pytest.mark.parametrize(("algorithm", "num_notes"), [("grpo", 1), ("dpo", 1), ("dr_grpo", 0), ("ppo", 0)])
+def test_smaller_parts_of_a_reward_are_warned_of_where_their_size_does_not_count(
+    algorithm: str, num_notes: int
+) -> None:
+    tree = {
+        "learn": {"algorithm": algorithm, "epochs": 2},
+        "policies": {"main": {"model": "m"}},
+        "rewards": {"weights": {"correct": 1.0, "tokens": -0.0005}},
+    }
+    notes = explain(from_tree(tree, base_dir=Path()), {})["notes"]
+    assert len(notes) == num_notes
+    assert all(f"With {algorithm} every difference" in note and "dr_grpo, rloo" in note for note in notes)
+
+
 def test_corrections_a_critic_and_pairs_are_named() -> None:
     lines = explained(surrogate="ppo_clip", importance_level="sequence", importance_mask=4.0)["objective"]
     assert "dropped as off_policy: p_trainer / p_sampler of all tokens of the call outside [0.25, 4]" in lines

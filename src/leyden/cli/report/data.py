@@ -75,6 +75,8 @@ class StepData(TypedDict, total=False):
     """Groups of the step."""
     num_zero_variance: int
     """Groups whose rewards were all equal, which teach nothing."""
+    minor_credit: float | None
+    """Share of the differences of credit that lies between rollouts of equal success."""
     memorised: Sequence[str]
     """Ids of tasks that every rollout solved."""
 

@@ -56,6 +56,7 @@ _CHARTS: Sequence[_Chart] = (
     ),
     ("Completion tokens", "mean of a rollout", (("completion_tokens_mean", "tokens"),), 0.0),
     ("Groups that teach nothing", "all rewards equal", (("num_zero_variance", "groups"),), 0.0),
+    ("Credit at equal success", "share; if high, smaller parts of the reward lead", (("minor_credit", "share"),), 0.0),
 )
 """Title, subtitle, (field, name) of each line, and a value that the axis includes."""
 

@@ -14,6 +14,8 @@ Number = float | None
 
 LABEL_PX = 8.3
 """Mean width of a character under a bar: names that are longer than its place are cut, not written over each other."""
+MAX_LABELLED = 6
+"""So many steps all have a label below a small chart."""
 MAX_POINTS = 400
 """More steps than this share a point (mean of neighbours): finer than the pixels of a chart."""
 
@@ -148,7 +150,7 @@ def lines(
         low, high = min(low, floor), max(high, floor)
     if high - low < 1e-12:
         pad = abs(high) * 0.1 or 0.1
-        low, high = low - pad, high + pad
+        low, high = low if low == floor else low - pad, high + pad
     marks = ticks(low, high)
     labels = tick_labels(marks)
     left, right, top, bottom = 14 + 6.4 * max(map(len, labels)), 12, 10, 26
@@ -156,7 +158,7 @@ def lines(
     y_of = scale(marks[0], marks[-1], height - bottom, top)
     parts = [opening(width, height, title)]
     parts += [grid_line(left, width - right, y_of(mark), text) for mark, text in zip(marks, labels, strict=True)]
-    for x in sorted({xs[0], xs[len(xs) // 2], xs[-1]}):
+    for x in (xs[position] for position in _labelled(len(xs))):
         parts.append(words(x_of(x), height - 8, _step(x, xs[0]), "tick"))
     for one in series:
         parts.append(_band(xs, one, x_of, y_of))
@@ -203,7 +205,7 @@ def stacked(
                     f"<title>step {x}, {escape(name)}: {number(value)} {escape(unit)}</title></rect>"
                 )
                 base += value
-    for position in sorted({0, len(xs) // 2, len(xs) - 1}):
+    for position in _labelled(len(xs)):
         parts.append(words(left + slot * (position + 0.5), height - 8, _step(xs[position], xs[0]), "tick"))
     parts.append("</svg>")
     return "".join(parts)
@@ -282,12 +284,19 @@ def _whisker(x: float, low: float, high: float) -> str:
     return f'<path class="whisker" d="{path}"/>'
 
 
+def _labelled(num: int) -> list[int]:
+    """Positions of the steps that get a label: all of a few, else the ends and the middle."""
+    return list(range(num)) if num <= MAX_LABELLED else [0, num // 2, num - 1]
+
+
 def tick_labels(marks: Sequence[float]) -> list[str]:
+    """Each mark in as few digits as tell them apart."""
     step = marks[1] - marks[0]
     if max(map(abs, marks)) >= 10_000:
         return [f"{mark / 1000:g}k" if mark else "0" for mark in marks]
     if step < 1e-3:
-        return [f"{mark:.0e}" if mark else "0" for mark in marks]
+        digits = math.floor(math.log10(max(map(abs, marks)))) - math.floor(math.log10(step) + 1e-9)
+        return [f"{mark:.{digits}e}" if mark else "0" for mark in marks]
     digits = max(0, -math.floor(math.log10(step) + 1e-9))
     return [f"{mark:.{digits}f}" for mark in marks]
 
