@@ -195,7 +195,7 @@ def main() -> None:
     together = {name: judged_together(rows, 3 if given else 4) for name, rows in results.items()}
     for name, row in together.items():
         said = "learned" if row["learned"] else "NOT separable"
-        print(f"{name:22} {len(seeds)} seeds: +{row['rise']:.3f} (standard error {row['standard_error']:.3f}) {said}")
+        print(f"{name:22} {len(seeds)} seeds: {row['rise']:+.3f} (standard error {row['standard_error']:.3f}) {said}")
     num_learned = sum(row["learned"] for row in together.values())
     print(
         json.dumps({"num_learned": num_learned, "num_algorithms": len(names), "together": together, "results": results})
