@@ -2,13 +2,13 @@
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from leyden.base import stats
 from leyden.base.config import Config
 from leyden.base.errors import LearningError
-from leyden.base.records import Drop, Rollout, Trace
+from leyden.base.records import Drop, Trace
 from leyden.learning.backends.base import UpdateReport
 from leyden.learning.batch import Batch
 from leyden.learning.credit import Credit, explained_variance
@@ -39,7 +39,7 @@ def rollouts_report(config: Config, step: int, traces: Sequence[Trace], seconds:
     """What the rollouts of a step show, whoever learns from them."""
     rewards = [t.rollout.reward for t in traces if t.rollout.reward is not None]
     # As they were given, not as they were compared: shaping is no part of how well the policy does.
-    clusters = _by_group((t.rollout, t.rollout.reward) for t in traces if t.rollout.reward is not None)
+    clusters = [[t.rollout.reward for t in group if t.rollout.reward is not None] for group in _groups(traces)]
     interval = stats.cluster_bootstrap(clusters, level=config.eval.level, resamples=1000, seed=config.run.seed)
     success = evaluation.successes(traces, config)
     # The judge's calls are recorded with the attempt, but they are not the agent's.
@@ -107,12 +107,8 @@ def policy_report(
 def minor_credit(config: Config, traces: Sequence[Trace], credit: Credit) -> float | None:
     """Share of the differences of credit within groups, in magnitude, that lies in groups whose rollouts have all the
     same success: only smaller parts of the reward differ there. None where no credit differs."""
-    groups: dict[str, list[Trace]] = {}
-    for trace in traces:
-        if trace.rollout.id in credit.by_rollout:
-            groups.setdefault(trace.rollout.group_id or trace.rollout.id, []).append(trace)
     minor = total = 0.0
-    for group in groups.values():
+    for group in _groups([trace for trace in traces if trace.rollout.id in credit.by_rollout]):
         given = [credit.by_rollout[trace.rollout.id] for trace in group]
         if len(set(given)) == 1:  # the mean of equal numbers may differ from them in the last bit
             continue
@@ -170,21 +166,19 @@ def summed(parts: Collection[Mapping[str, Any]]) -> dict[str, int]:
     return {name: sum(part[name] for part in parts) for name in names}
 
 
-def _by_group(rewards: Iterable[tuple[Rollout, float]]) -> list[list[float]]:
-    groups: dict[str, list[float]] = {}
-    for rollout, reward in rewards:
-        groups.setdefault(rollout.group_id or rollout.id, []).append(reward)
-    return list(groups.values())
-
-
 def _group_successes(config: Config, traces: Sequence[Trace]) -> list[tuple[str, list[float]]]:
     """(task, 1.0 or 0.0 per rollout that counts) for each group, for the diagnosis of memorised and hopeless tasks."""
+    return [
+        (group[0].rollout.task.id, [float(s) for s in evaluation.successes(group, config)]) for group in _groups(traces)
+    ]
+
+
+def _groups(traces: Sequence[Trace]) -> list[list[Trace]]:
+    """Traces that are compared with each other, groups in the order of their first."""
     groups: dict[str, list[Trace]] = {}
     for trace in traces:
         groups.setdefault(trace.rollout.group_id or trace.rollout.id, []).append(trace)
-    return [
-        (group[0].rollout.task.id, [float(s) for s in evaluation.successes(group, config)]) for group in groups.values()
-    ]
+    return list(groups.values())
 
 
 def update_numbers(update: UpdateReport) -> dict[str, Any]:

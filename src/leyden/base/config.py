@@ -146,7 +146,8 @@ class LoraConfig(_Section):
     alpha: float = Field(32.0, gt=0)
     """Scale; the update is multiplied by alpha / rank."""
     targets: list[str] = []
-    """Last parts of the names of linear layers, for example `q_proj`; empty means every one but the output."""
+    """Last parts of the names of linear layers or embeddings, for example `q_proj`; empty means every linear layer but
+    the output."""
 
 
 class SamplingConfig(_Section):

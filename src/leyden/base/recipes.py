@@ -232,7 +232,8 @@ def is_custom(algorithm: str) -> bool:
 
 
 def keeping_scale() -> list[str]:
-    """Names of the algorithms that compare within groups and leave small differences small."""
+    """Names of the algorithms that compare the rewards of a group, need nothing else, and leave small differences
+    small."""
     return [name for name, recipe in RECIPES.items() if recipe.keys == _GROUPED and not recipe.scale_free]
 
 

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.tiny_model import CHAT_TEMPLATE, build_tiny_model
 from tests.unit.learning.backends.tiny import gradients, make_batch
+from torch import nn
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
@@ -27,6 +28,7 @@ from transformers import (
 from leyden.base.config import LearnConfig, LoraConfig
 from leyden.base.errors import ModelUnusable
 from leyden.learning.backends.base import Objective
+from leyden.learning.backends.embedded.lora import add_lora
 from leyden.learning.backends.embedded.model import (
     LoadedModel,
     convert_gguf,
@@ -211,9 +213,19 @@ def test_a_lora_target_that_is_no_linear_layer_is_refused(load_tiny: Load, targe
         load_tiny(lora=LoraConfig(targets=targets))
 
 
+def test_what_peft_refuses_of_a_target_is_said_with_the_key(load_tiny: Load) -> None:
+    causal = load_tiny().causal
+    causal.model.layers[0].q_proj = nn.Identity()  # of this name there is also something else
+    with pytest.raises(ModelUnusable, match=r"lora\.targets = \['q_proj'\] cannot be used with here: .*Identity"):
+        add_lora(causal, LoraConfig(targets=["q_proj"]), "here", seed=0)
+
+
 def test_lora_targets_are_last_parts_of_names_and_by_default_all_but_the_head(load_tiny: Load) -> None:
     trained = load_tiny(lora=LoraConfig(rank=2, targets=["q_proj", "mlp.up_proj"])).trainable()
     assert len(trained) == 2 * 2 * 2 and all("q_proj" in name or "up_proj" in name for name in trained)
+    with pytest.warns(UserWarning, match="tie_word_embeddings"):  # of peft, for whom it is
+        trained = load_tiny(lora=LoraConfig(rank=2, targets=["embed_tokens", "q_proj"])).trainable()
+    assert len(trained) == 2 + 2 * 2
     trained = load_tiny(lora=LoraConfig(rank=2)).trainable()
     assert len(trained) == 2 * 7 * 2 and not any("lm_head" in name for name in trained)
 

@@ -16,7 +16,7 @@ from leyden.learning.backends.embedded.source import read_part
 
 def add_lora(causal: PreTrainedModel, lora: LoraConfig, source: str, seed: int) -> nn.Module:
     """`causal` inside a peft model with a fresh update that changes nothing yet. Raises ModelUnusable for a target
-    that is no linear layer of `source`."""
+    that is no linear layer or embedding of `source`."""
     from peft import LoraConfig as PeftConfig
     from peft import TaskType, get_peft_model
 
@@ -30,7 +30,12 @@ def add_lora(causal: PreTrainedModel, lora: LoraConfig, source: str, seed: int) 
     )
     with torch.random.fork_rng(devices=[]), _without_warnings():
         torch.manual_seed(seed)
-        model: nn.Module = get_peft_model(causal, peft_config)
+        try:
+            model: nn.Module = get_peft_model(causal, peft_config)
+        except ValueError as error:
+            raise ModelUnusable(
+                f"policies.NAME.lora.targets = {list(lora.targets)} cannot be used with {source}: {error}"
+            ) from error
     model.eval()
     return model
 
@@ -49,14 +54,15 @@ def merge_update(causal: PreTrainedModel, folder: str) -> PreTrainedModel:
 
 
 def _check_targets(causal: PreTrainedModel, targets: Sequence[str], source: str) -> None:
-    """Each is the last part, or the last parts, of the name of a linear layer: peft leaves out what it does not find
-    if it finds another."""
-    linear = [name for name, module in causal.named_modules() if isinstance(module, nn.Linear)]
+    """Each is the last part, or the last parts, of the name of a layer that can have an update: peft leaves out what it
+    does not find if it finds another."""
+    layers = [(name, one) for name, one in causal.named_modules() if isinstance(one, (nn.Linear, nn.Embedding))]
     for target in targets:
-        if not any(name == target or name.endswith(f".{target}") for name in linear):
-            known = sorted({name.rpartition(".")[2] for name in linear})
+        if not any(name == target or name.endswith(f".{target}") for name, _ in layers):
+            last = {name.rpartition(".")[2]: isinstance(one, nn.Embedding) for name, one in layers}
+            known = sorted(last, key=lambda name: (last[name], name))
             raise ModelUnusable(
-                f"policies.NAME.lora.targets names {target!r}, which is no linear layer of {source}; "
+                f"policies.NAME.lora.targets names {target!r}, which is no linear layer or embedding of {source}; "
                 f"it has {', '.join(known)}"
             )
 
